@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement learning for multi-turn, tool-using math agents."""

@@ -1,0 +1,77 @@
+"""`type:` in a config names a part; this module finds its class.
+
+The tree is the registry: `type: sat` of kind `clip` is the one public subclass of `PartBase` that
+`agent_rl/objective/clips/sat.py` defines. Adding a part is adding a file. A dotted path
+(`my_package.my_module.MyClip`) names a class that lives elsewhere.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+PACKAGES = {
+    "clip": "agent_rl.objective.clips",
+    "prompts": "agent_rl.data.sources",
+    "engine": "agent_rl.rollout.engines",
+    "tool_format": "agent_rl.rollout.tool_formats",
+    "tool": "tools",
+    "reward": "agent_rl.rewards",
+    "pipeline": "agent_rl.pipeline.regimes",
+    "trainer": "agent_rl.trainer.engines",
+    "weights": "agent_rl.weights",
+}
+
+
+class PartConfig(BaseModel):
+    """What every part's `Config` derives from: `type` plus the part's own keys; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    type: str
+
+
+class PartBase:
+    """A swappable part: `Config` declares its keys, `needs` the batch fields it reads beyond the basic ones."""
+
+    Config: ClassVar[type[BaseModel]]
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+
+def names(kind: str) -> list[str]:
+    """The built-in names of a kind, found without importing any part."""
+    package = importlib.util.find_spec(PACKAGES[kind])
+    assert package is not None and package.submodule_search_locations is not None
+    modules = pkgutil.iter_modules(list(package.submodule_search_locations))
+    return sorted(m.name for m in modules if m.name != "base" and not m.name.startswith("_"))
+
+
+def find(kind: str, name: str) -> type[Any]:
+    """The class of part `name`. Raises `ValueError` with the nearest known name if there is none."""
+    if "." in name:
+        return _from_path(kind, name)
+    if name not in names(kind):
+        nearest = difflib.get_close_matches(name, names(kind), n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names(kind))}."
+        raise ValueError(f"unknown {kind} type {name!r}; {hint}")
+    module = importlib.import_module(f"{PACKAGES[kind]}.{name}")
+    own = [c for c in vars(module).values() if _is_part(c) and c.__module__ == module.__name__]
+    assert len(own) == 1, f"{module.__name__} must define exactly one part, found {own}"
+    return own[0]  # type: ignore[no-any-return]
+
+
+def _is_part(candidate: object) -> bool:
+    return isinstance(candidate, type) and "Config" in vars(candidate)
+
+
+def _from_path(kind: str, path: str) -> type[Any]:
+    module_name, _, class_name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind} type {path!r} cannot be imported: {error}") from error
+    if not _is_part(found):
+        raise ValueError(f"{kind} type {path!r} is not a part: a class with its own `Config` is needed")
+    return found  # type: ignore[no-any-return]
