@@ -1,0 +1,38 @@
+"""What the episode loop needs from an inference engine. Token ids in, token ids out."""
+
+from typing import Protocol
+
+from agent_rl.records import Completion, IntArray, SamplingParams
+
+
+class Engine(Protocol):
+    """An engine serves many concurrent `generate` calls and stamps every token with its policy version.
+
+    `sequence_id` names one episode: successive calls with the same id extend the same token sequence, so
+    an engine may keep its KV cache between them. `release` says that the episode is over; it is safe to
+    call for an unknown id.
+    """
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the next sampled token will be stamped with."""
+        ...
+
+    async def generate(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> Completion:
+        """Continue `token_ids` (int32 [L], the whole sequence so far) by up to `params.max_new_tokens`.
+
+        Raises `ValueError` if the sequence cannot fit into the engine's context.
+        """
+        ...
+
+    def release(self, sequence_id: int) -> None: ...
+
+    async def update_weights(self, path: str, policy_version: int) -> None:
+        """Load the safetensors file `path` and serve it as `policy_version` from the next token on.
+
+        May be called while requests run: their later tokens carry the new version, and no KV entry of
+        the old weights is used for them.
+        """
+        ...
+
+    async def close(self) -> None: ...
