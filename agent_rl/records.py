@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tools.base import ToolResult
+
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -73,7 +75,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SamplingMask:
-    """Kept sets of N sampled tokens: row i is token_ids[offsets[i]:offsets[i+1]]; an empty row is the full vocabulary."""
+    """Kept sets of N sampled tokens: row i is token_ids[offsets[i]:offsets[i+1]]; empty means full vocabulary."""
 
     token_ids: IntArray
     offsets: LongArray
@@ -136,7 +138,7 @@ class Completion:
         )
         n = len(self.token_ids)
         lengths = (len(self.behavior_logprobs), len(self.sampling_mask), len(self.policy_versions))
-        _check(lengths == (n, n, n), f"completion of {n} tokens has log-probs, kept sets, versions of lengths {lengths}")
+        _check(lengths == (n, n, n), f"completion of {n} tokens: lengths of log-probs, kept sets, versions {lengths}")
         _check(bool(np.all(np.isfinite(self.behavior_logprobs))), "a sampled token has no finite behaviour log-prob")
         _check(bool(np.all(self.policy_versions >= 0)), "a sampled token has no policy version")
 
@@ -148,15 +150,6 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class ToolResult:
-    """What the model reads back. `ok` is False where the tool or the parser reports an error; `seconds` is wall time."""
-
-    content: str
-    ok: bool
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -174,7 +167,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One problem. `messages` is a chat; `answer` the reference; `index` its place in the stream; `tags` for analysis."""
+    """One problem: a chat, its reference answer, its place in the stream, and tags for analysis."""
 
     index: int
     messages: tuple[dict[str, str], ...]

@@ -43,7 +43,8 @@ class PartBase:
 def names(kind: str) -> list[str]:
     """The built-in names of a kind, found without importing any part."""
     package = importlib.util.find_spec(PACKAGES[kind])
-    assert package is not None and package.submodule_search_locations is not None
+    assert package is not None
+    assert package.submodule_search_locations is not None
     modules = pkgutil.iter_modules(list(package.submodule_search_locations))
     return sorted(m.name for m in modules if m.name != "base" and not m.name.startswith("_"))
 

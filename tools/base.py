@@ -1,0 +1,53 @@
+"""What the model can call. One file a tool; a tool lives as long as one episode, so it may keep state."""
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_type_hints
+
+from pydantic import BaseModel
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What the model reads back. `ok` is False where the tool reports an error; `seconds` is wall time."""
+
+    content: str
+    ok: bool
+    seconds: float = 0.0
+
+
+class Tool(ABC):
+    """A tool of one episode. `call` takes the model's arguments; its signature and docstring are the schema.
+
+    A call that goes wrong (an exception in the model's code, a timeout) is a `ToolResult` with ok False.
+    A tool that itself fails (its server is gone) raises, and the episode is reissued.
+    """
+
+    Config: ClassVar[type[BaseModel]]
+    name: ClassVar[str]
+
+    @abstractmethod
+    async def call(self, **arguments: Any) -> ToolResult: ...
+
+    async def close(self) -> None:
+        """Free what the tool holds; called once when the episode ends, also after a failure."""
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON schema of the tool as chat templates take it, read off the signature of `call`."""
+        parameters = inspect.signature(cls.call).parameters
+        hints = get_type_hints(cls.call)
+        own = [p for name, p in parameters.items() if name != "self"]
+        properties = {p.name: {"type": _JSON_TYPES[hints[p.name]]} for p in own}
+        required = [p.name for p in own if p.default is inspect.Parameter.empty]
+        return {
+            "type": "function",
+            "function": {
+                "name": cls.name,
+                "description": inspect.cleandoc(cls.call.__doc__ or ""),
+                "parameters": {"type": "object", "properties": properties, "required": required},
+            },
+        }
