@@ -9,9 +9,9 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
 
 PACKAGES = {
     "clip": "agent_rl.objective.clips",
@@ -61,6 +61,25 @@ def find(kind: str, name: str) -> type[Any]:
     own = [c for c in vars(module).values() if _is_part(c) and c.__module__ == module.__name__]
     assert len(own) == 1, f"{module.__name__} must define exactly one part, found {own}"
     return own[0]  # type: ignore[no-any-return]
+
+
+def part_field(kind: str) -> Any:
+    """The pydantic type of a config field that holds a part: a name, a mapping with `type`, or a `Config`."""
+
+    def parse(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        mapping = {"type": value} if isinstance(value, str) else value
+        if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
+            raise ValueError(f"a {kind} needs a `type`; known: {', '.join(names(kind))}")
+        return find(kind, mapping["type"]).Config.model_validate(mapping)
+
+    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(parse)]
+
+
+def build(kind: str, config: Any, *args: Any, **dependencies: Any) -> Any:
+    """An instance of the part that `config` (a part's `Config`) describes."""
+    return find(kind, config.type)(config, *args, **dependencies)
 
 
 def _is_part(candidate: object) -> bool:
