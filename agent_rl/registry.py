@@ -9,9 +9,12 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny
+
+from agent_rl.settings import Settings, check
 
 PACKAGES = {
     "clip": "agent_rl.objective.clips",
@@ -26,11 +29,18 @@ PACKAGES = {
 }
 
 
-class PartConfig(BaseModel):
+class PartConfig(Settings):
     """What every part's `Config` derives from: `type` plus the part's own keys; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     type: str
+    """Which part: the name of its file, or the dotted path of its class."""
+
+
+@dataclass(frozen=True)
+class PartKind:
+    """Marks a config field that holds a part, so that an override of its `type` knows where to look."""
+
+    kind: str
 
 
 class PartBase:
@@ -72,9 +82,9 @@ def part_field(kind: str) -> Any:
         mapping = {"type": value} if isinstance(value, str) else value
         if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
             raise ValueError(f"a {kind} needs a `type`; known: {', '.join(names(kind))}")
-        return find(kind, mapping["type"]).Config.model_validate(mapping)
+        return check(find(kind, mapping["type"]).Config, mapping, f"{kind} {mapping['type']}")
 
-    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(parse)]
+    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(parse), PartKind(kind)]
 
 
 def build(kind: str, config: Any, *args: Any, **dependencies: Any) -> Any:
