@@ -10,9 +10,10 @@ import importlib
 import importlib.util
 import pkgutil
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny
+from pydantic import BaseModel
+from pydantic_core import core_schema
 
 from agent_rl.settings import Settings, check
 
@@ -34,13 +35,6 @@ class PartConfig(Settings):
 
     type: str
     """Which part: the name of its file, or the dotted path of its class."""
-
-
-@dataclass(frozen=True)
-class PartKind:
-    """Marks a config field that holds a part, so that an override of its `type` knows where to look."""
-
-    kind: str
 
 
 class PartBase:
@@ -73,18 +67,26 @@ def find(kind: str, name: str) -> type[Any]:
     return own[0]  # type: ignore[no-any-return]
 
 
-def part_field(kind: str) -> Any:
-    """The pydantic type of a config field that holds a part: a name, a mapping with `type`, or a `Config`."""
+@dataclass(frozen=True)
+class PartKind:
+    """Annotates a config field that holds a part: `clip: Annotated[Any, PartKind("clip")]`.
 
-    def parse(value: Any) -> Any:
+    The field takes a name, a mapping with `type`, or a `Config`, and holds the part's `Config`.
+    """
+
+    kind: str
+
+    def parse(self, value: Any) -> BaseModel:
         if isinstance(value, BaseModel):
             return value
         mapping = {"type": value} if isinstance(value, str) else value
         if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
-            raise ValueError(f"a {kind} needs a `type`; known: {', '.join(names(kind))}")
-        return check(find(kind, mapping["type"]).Config, mapping, f"{kind} {mapping['type']}")
+            raise ValueError(f"a {self.kind} needs a `type`; known: {', '.join(names(self.kind))}")
+        return check(find(self.kind, mapping["type"]).Config, mapping, f"{self.kind} {mapping['type']}")
 
-    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(parse), PartKind(kind)]
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump(mode="json"))
+        return core_schema.no_info_plain_validator_function(self.parse, serialization=dump)
 
 
 def build(kind: str, config: Any, *args: Any, **dependencies: Any) -> Any:

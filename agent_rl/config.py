@@ -1,0 +1,212 @@
+"""The config of a run: one pydantic tree, read from YAML, overridable by `a.b.c=value` on the command line."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from agent_rl import registry
+from agent_rl.objective.config import ObjectiveConfig
+from agent_rl.registry import PartKind
+from agent_rl.settings import Settings, check
+
+BUILTIN = "builtin:"
+
+
+class SamplingConfig(Settings):
+    """How training episodes are sampled. Stamped on every record; the trainer applies the same."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by this. Above 0: a greedy policy has no log-prob to learn from."""
+    top_p: float = 1.0
+    """Nucleus mass in (0, 1]; 1 samples the full vocabulary."""
+    top_k: int = -1
+    """Keep the k likeliest tokens; -1 is off."""
+
+    @field_validator("top_p")
+    @classmethod
+    def _top_p(cls, value: float) -> float:
+        if not 0 < value <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {value}; 1 samples the full vocabulary")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k(cls, value: int) -> int:
+        if value != -1 and value < 1:
+            raise ValueError(f"top_k must be -1 (off) or at least 1, got {value}")
+        return value
+
+
+class RolloutConfig(Settings):
+    """How episodes are driven."""
+
+    num_workers: int = Field(1, ge=1)
+    """Ray actors, each with its own engine."""
+    max_concurrent_episodes: int = Field(128, ge=1)
+    """Episodes that one worker has in flight at once."""
+    max_tool_turn: int = Field(6, ge=0)
+    """Assistant turns with a tool call (malformed ones included) that an episode may take; a further one ends it."""
+    max_turn_tokens: int = Field(64, ge=1)
+    """Sampled tokens in one assistant turn."""
+    max_episode_tokens: int = Field(256, ge=2)
+    """Tokens in one episode: prompt, sampled and tool output together."""
+    max_tool_output_tokens: int = Field(32, ge=8)
+    """Tool output beyond this many tokens is cut, with a marker that says so."""
+    deadline_s: float = Field(120.0, gt=0)
+    """Wall seconds an episode may take; looked at between turns."""
+    max_attempts: int = Field(3, ge=1)
+    """How often an episode is issued, the first time included, when the infrastructure fails under it."""
+    sampling: SamplingConfig = SamplingConfig()
+    engine: Annotated[Any, PartKind("engine")] = Field({"type": "embedded"}, validate_default=True)
+    tool_format: Annotated[Any, PartKind("tool_format")] = Field({"type": "hermes"}, validate_default=True)
+    tools: list[Annotated[Any, PartKind("tool")]] = Field([{"type": "python"}], validate_default=True)
+
+
+class SandboxConfig(Settings):
+    """The tool server: one that the run starts and supervises, or one that is already there."""
+
+    url: str | None = None
+    """Address of a running tool server; null starts one on loopback for this run."""
+    patience_s: float = Field(60.0, gt=0)
+    """How long a run waits for a tool server that has gone before it stops with a message."""
+
+
+class EvalConfig(Settings):
+    """Held-out evaluation with the training sampler and the same scorer for every arm."""
+
+    prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains", "split": "heldout"}, validate_default=True)
+    num_prompts: int = Field(128, ge=1)
+    num_samples: int = Field(1, ge=1)
+    """Episodes a prompt: avg@k and pass@k are over these."""
+    every: int = Field(5, ge=0)
+    """Optimizer steps between evaluations; 0 never evaluates. Step 0 and the last step are always included."""
+
+
+class BatchConfig(Settings):
+    """What one optimizer step trains on."""
+
+    num_prompts: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=1)
+    """Episodes a prompt; group advantages need at least 2."""
+
+
+class ModelConfig(Settings):
+    """The policy's initial weights; also the KL reference."""
+
+    path: str = "builtin:tiny-qwen3"
+    """A directory with a Hugging Face causal LM and its tokenizer, or `builtin:tiny-qwen3`."""
+    dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
+
+    @field_validator("path")
+    @classmethod
+    def _exists(cls, value: str) -> str:
+        path = model_directory(value)
+        if not (path / "config.json").is_file():
+            raise ValueError(f"no model at {str(path)!r} (no config.json there); name a Hugging Face model directory")
+        return value
+
+
+class CheckpointConfig(Settings):
+    every: int = Field(10, ge=0)
+    """Optimizer steps between checkpoints; 0 saves only when the run ends or is stopped."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept."""
+
+
+class RunConfig(Settings):
+    """Everything that defines a run."""
+
+    seed: int = 0
+    """Every random choice is hashed from this."""
+    num_steps: int = Field(40, ge=1)
+    """Optimizer steps."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains"}, validate_default=True)
+    batch: BatchConfig = BatchConfig()
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    sandbox: SandboxConfig = SandboxConfig()
+    reward: Annotated[Any, PartKind("reward")] = Field({"type": "math"}, validate_default=True)
+    pipeline: Annotated[Any, PartKind("pipeline")] = Field({"type": "sync"}, validate_default=True)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    trainer: Annotated[Any, PartKind("trainer")] = Field({"type": "torch"}, validate_default=True)
+    weights: Annotated[Any, PartKind("weights")] = Field({"type": "shared_memory"}, validate_default=True)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
+        if self.batch.group_size < 2:
+            raise ValueError(
+                "batch.group_size is 1, but group advantages compare the episodes of a prompt; "
+                "set batch.group_size to 2 or more"
+            )
+        return self
+
+
+def model_directory(path: str) -> Path:
+    """The directory that `model.path` names."""
+    if path.startswith(BUILTIN):
+        return Path(str(resources.files("agent_rl") / "assets" / path.removeprefix(BUILTIN)))
+    return Path(path)
+
+
+def load(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a run's config. Raises `ValueError` with one sentence a problem."""
+    mapping = read_yaml(path)
+    for override in overrides or []:
+        apply_override(mapping, override)
+    return check(RunConfig, mapping, str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"no config file at {str(path)!r}; see configs/ for ready ones")
+    try:
+        mapping = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{path} must hold a mapping of config keys")
+    return mapping
+
+
+def apply_override(mapping: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place. Changing a part's `type` keeps only the keys that the new part has too."""
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted:
+        raise ValueError(f"override {override!r} must read key=value, such as objective.clip.type=sat")
+    *path, last = dotted.split(".")
+    node = mapping
+    for key in path:
+        child = node.get(key)
+        node[key] = {"type": child} if isinstance(child, str) else (child or {})
+        node = node[key]
+    value = yaml.safe_load(text)
+    if last == "type" and node.get("type") != value and (kind := part_kind(path)):
+        known = registry.find(kind, str(value)).Config.model_fields
+        node_kept = {key: kept for key, kept in node.items() if key in known}
+        node.clear()
+        node.update(node_kept)
+    node[last] = value
+
+
+def part_kind(path: list[str]) -> str | None:
+    """The registry kind of the part at a dotted path of `RunConfig`, or None where no part stands."""
+    model: Any = RunConfig
+    for position, key in enumerate(path):
+        field = getattr(model, "model_fields", {}).get(key)
+        if field is None:
+            return None
+        kinds = [m.kind for m in field.metadata if isinstance(m, PartKind)]
+        if kinds:
+            return kinds[0] if position == len(path) - 1 else None
+        model = field.annotation
+    return None
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved config as YAML that `load` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
