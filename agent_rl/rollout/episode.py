@@ -1,0 +1,175 @@
+"""The turn loop of one episode. Knows no Ray: an engine, a renderer and tools are all it needs."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from agent_rl.config import RolloutConfig
+from agent_rl.records import (
+    Episode,
+    FinishReason,
+    Prompt,
+    SamplingParams,
+    StopReason,
+    ToolCall,
+    TrajectoryBuilder,
+    Turn,
+)
+from agent_rl.rewards.base import Reward
+from agent_rl.rollout.engines.base import Engine
+from agent_rl.rollout.renderer import Renderer
+from agent_rl.rollout.tool_formats.base import ToolFormat
+from tools.base import Tool, ToolResult
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """One episode to run. `purpose` keeps the seeds of training and evaluation apart."""
+
+    prompt: Prompt
+    group_id: int
+    episode_id: int
+    run_seed: int
+    purpose: str = "train"
+    attempt: int = 0
+
+    def seed(self, turn_id: int) -> int:
+        """A 63-bit seed hashed from (run, purpose, episode, turn). A reissue replays the same choices."""
+        text = f"{self.run_seed}/{self.purpose}/{self.episode_id}/{turn_id}"
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+@dataclass(frozen=True)
+class EpisodeParts:
+    """What an episode is driven with; shared by all episodes of a worker except the tools it makes."""
+
+    config: RolloutConfig
+    engine: Engine
+    renderer: Renderer
+    tool_format: ToolFormat
+    reward: Reward
+    make_tools: Callable[[], dict[str, Tool]]
+
+
+async def no_wait() -> None:
+    """The asynchronous regimes' `before_turn`: go on at once."""
+
+
+async def run_episode(
+    task: EpisodeTask, parts: EpisodeParts, before_turn: Callable[[], Awaitable[None]] = no_wait
+) -> Episode:
+    """Drive model → tool call → tool → … until an answer, a cap or the deadline; then score it.
+
+    Consumes one task; waits for the engine and the tools; produces the episode with its trajectory.
+    `before_turn` is awaited ahead of every generation (the wave gate of the sync regime). Raises what
+    the engine or a tool raises when the infrastructure fails; a failed command is data.
+    """
+    tools = parts.make_tools()
+    try:
+        return await _drive(task, parts, tools, before_turn)
+    finally:
+        for tool in tools.values():
+            await tool.close()
+        parts.engine.release(task.episode_id)
+
+
+async def _drive(
+    task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], before_turn: Callable[[], Awaitable[None]]
+) -> Episode:
+    started, builder, turns = time.monotonic(), TrajectoryBuilder(), list[Turn]()
+    forced = parts.renderer.prompt(task.prompt.messages, [tool.schema() for tool in tools.values()])
+    builder.append(forced, turn_id=-1)
+    stop = None
+    while stop is None:
+        turn_id = len(turns)
+        if (params := _sampling_params(task, parts, turn_id, len(builder.token_ids))) is None:
+            stop = StopReason.MAX_TOKENS
+        elif time.monotonic() - started > parts.config.deadline_s:
+            stop = StopReason.DEADLINE
+        else:
+            await before_turn()
+            generating = time.monotonic()
+            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params)
+            generated = time.monotonic()
+            builder.append(completion.token_ids, turn_id, completion)
+            calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
+            stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
+            results = () if stop else tuple([await _answer(call, tools, parts.renderer) for call in calls])
+            timings = {"generate_s": generated - generating, "tool_s": time.monotonic() - generated}
+            turns.append(Turn(turn_id, forced, completion, calls, results, **timings))
+            if stop is None:
+                forced = parts.renderer.tool_turn([result.content for result in results])
+                builder.append(forced, turn_id)
+    return _finish(task, parts, turns, stop, builder)
+
+
+def _sampling_params(task: EpisodeTask, parts: EpisodeParts, turn_id: int, used: int) -> SamplingParams | None:
+    """Parameters of the next turn, or None if no token of the episode's budget is left."""
+    room = min(parts.config.max_turn_tokens, parts.config.max_episode_tokens - used)
+    if room < 1:
+        return None
+    sampling = parts.config.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=room,
+        stop_token_ids=parts.renderer.stop_token_ids,
+        seed=task.seed(turn_id),
+    )
+
+
+def _stop_reason(
+    finish: FinishReason, calls: tuple[ToolCall, ...], turn_id: int, config: RolloutConfig
+) -> StopReason | None:
+    """Why the episode ends after this turn, or None. Every turn before it held a tool call."""
+    if finish is not FinishReason.STOP:
+        return StopReason.MAX_TOKENS
+    if not calls:
+        return StopReason.ANSWER
+    return StopReason.MAX_TOOL_TURN if turn_id >= config.max_tool_turn else None
+
+
+async def _answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) -> ToolResult:
+    """The tool's answer as the model will read it; a call that cannot be made is an answer too."""
+    tool = tools.get(call.name)
+    if call.error is not None:
+        result = ToolResult(f"Error: {call.error}", ok=False)
+    elif tool is None:
+        result = ToolResult(f"Error: no tool {call.name!r}; there is {', '.join(tools)}", ok=False)
+    elif problem := _argument_problem(tool, call):
+        result = ToolResult(f"Error: {problem}", ok=False)
+    else:
+        result = await tool.call(**call.arguments)
+    return ToolResult(renderer.clip_tool_output(result.content), result.ok, result.seconds)
+
+
+def _argument_problem(tool: Tool, call: ToolCall) -> str | None:
+    """What is wrong with the arguments by the tool's schema, or None."""
+    parameters = tool.schema()["function"]["parameters"]
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+    for name in parameters["required"]:
+        if name not in call.arguments:
+            return f"{call.name} needs the argument {name!r}"
+    for name, value in call.arguments.items():
+        if name not in parameters["properties"]:
+            return f"{call.name} has no argument {name!r}"
+        kind = parameters["properties"][name]["type"]
+        if not isinstance(value, kinds[kind]):
+            return f"the argument {name!r} of {call.name} must be a {kind}"
+    return None
+
+
+def _finish(
+    task: EpisodeTask, parts: EpisodeParts, turns: list[Turn], stop: StopReason, builder: TrajectoryBuilder
+) -> Episode:
+    final_text = parts.renderer.decode_turn(turns[-1].completion.token_ids) if stop is StopReason.ANSWER else None
+    reward, reward_parts = parts.reward.score(task.prompt, final_text, stop)
+    sampling = parts.config.sampling
+    identity = {"group_id": task.group_id, "episode_id": task.episode_id, "attempt": task.attempt}
+    outcome = {"reward": reward, "reward_parts": reward_parts, "stop_reason": stop}
+    trajectory = builder.build(
+        sampling_params=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k), **identity, **outcome
+    )
+    return Episode(prompt=task.prompt, turns=tuple(turns), trajectory=trajectory, **identity, **outcome)

@@ -1,0 +1,27 @@
+"""The body between the markers is the one argument of the one tool: no JSON, for small models."""
+
+from typing import Literal
+
+from agent_rl.records import ToolCall
+from agent_rl.registry import PartBase, PartConfig
+from agent_rl.rollout.tool_formats.base import NOT_CLOSED, bodies
+
+
+class BareFormat(PartBase):
+    class Config(PartConfig):
+        type: Literal["bare"] = "bare"
+        tool: str = "python"
+        """The tool that every call goes to."""
+        argument: str = "code"
+        """The argument that the body is given as."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def parse(self, text: str) -> tuple[ToolCall, ...]:
+        return tuple(self._call(body) for body in bodies(text))
+
+    def _call(self, body: str | None) -> ToolCall:
+        if body is None:
+            return ToolCall("", {}, NOT_CLOSED)
+        return ToolCall(self.config.tool, {self.config.argument: body})

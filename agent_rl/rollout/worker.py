@@ -1,0 +1,137 @@
+"""The Ray actor that runs episodes: one engine, many concurrent episodes on one event loop."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import ray
+
+from agent_rl import registry
+from agent_rl.config import RunConfig, model_directory
+from agent_rl.records import Episode
+from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, no_wait, run_episode
+from agent_rl.rollout.renderer import Renderer
+from agent_rl.rollout.wave import WaveGate
+from sandbox.base import SandboxError
+from sandbox.client import SandboxClient
+from tools.base import Tool
+
+
+@dataclass
+class RolloutResult:
+    """What a worker returns for a list of tasks. `failed` lists tasks that no attempt could finish."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    failed: list[tuple[EpisodeTask, str]] = field(default_factory=list)
+    num_reissued: int = 0
+    wall_s: float = 0.0
+
+
+class EpisodeRunner:
+    """Runs lists of tasks with bounded concurrency; reissues what the infrastructure broke. Knows no Ray."""
+
+    def __init__(self, config: RunConfig, tool_server: str, waves: bool) -> None:
+        directory = model_directory(config.model.path)
+        rollout = config.rollout
+        self.config, self.waves = config, waves
+        self.sandbox = SandboxClient(tool_server)
+        self.engine = registry.build(
+            "engine", rollout.engine, model_path=str(directory), dtype=config.model.dtype
+        )
+        self.parts = EpisodeParts(
+            config=rollout,
+            engine=self.engine,
+            renderer=Renderer(directory, rollout.max_tool_output_tokens),
+            tool_format=registry.build("tool_format", rollout.tool_format),
+            reward=registry.build("reward", config.reward),
+            make_tools=self._make_tools,
+        )
+
+    def _make_tools(self) -> dict[str, Tool]:
+        built = [registry.build("tool", tool, self.sandbox) for tool in self.config.rollout.tools]
+        return {tool.name: tool for tool in built}
+
+    async def run(self, tasks: list[EpisodeTask]) -> RolloutResult:
+        """Run every task to its end. Raises `SandboxError` if the tool server stays away too long."""
+        started, result = time.monotonic(), RolloutResult()
+        slots = asyncio.Semaphore(len(tasks) if self.waves else self.config.rollout.max_concurrent_episodes)
+        gate = WaveGate() if self.waves else None
+        if gate:
+            for task in tasks:
+                gate.join(task.episode_id)
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(self._run_one(task, gate, slots, result))
+        result.episodes.sort(key=lambda episode: episode.episode_id)
+        result.wall_s = time.monotonic() - started
+        return result
+
+    async def _run_one(
+        self, task: EpisodeTask, gate: WaveGate | None, slots: asyncio.Semaphore, result: RolloutResult
+    ) -> None:
+        before_turn: Callable[[], Awaitable[None]] = partial(gate.wait, task.episode_id) if gate else no_wait
+        try:
+            async with slots:
+                await self._attempts(task, before_turn, result)
+        finally:
+            if gate:
+                gate.leave(task.episode_id)
+
+    async def _attempts(
+        self, task: EpisodeTask, before_turn: Callable[[], Awaitable[None]], result: RolloutResult
+    ) -> None:
+        """The episode boundary, where infrastructure failures are caught: the task is issued again, or given up."""
+        reason = ""
+        for attempt in range(self.config.rollout.max_attempts):
+            result.num_reissued += attempt > 0
+            try:
+                episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
+            except SandboxError as error:
+                reason = f"{type(error).__name__}: {error}"
+                await self._tool_server_back(error)
+            else:
+                result.episodes.append(episode)
+                return
+        result.failed.append((task, reason))
+
+    async def _tool_server_back(self, error: SandboxError) -> None:
+        """Wait until the tool server answers again; after `sandbox.patience_s` the error is raised."""
+        deadline = time.monotonic() + self.config.sandbox.patience_s
+        while True:
+            try:
+                await self.sandbox.health()
+                return
+            except SandboxError:
+                if time.monotonic() > deadline:
+                    raise error from None
+                await asyncio.sleep(0.5)
+
+    async def update_weights(self, path: str, policy_version: int) -> None:
+        await self.engine.update_weights(path, policy_version)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.sandbox.aclose()
+
+
+@ray.remote
+class RolloutWorker:
+    """`EpisodeRunner` as an actor. Asynchronous: weights can be pushed while episodes run."""
+
+    def __init__(self, config: RunConfig, tool_server: str, waves: bool) -> None:
+        import torch
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self.runner = EpisodeRunner(config, tool_server, waves)
+
+    async def run(self, tasks: list[EpisodeTask]) -> RolloutResult:
+        return await self.runner.run(tasks)
+
+    async def update_weights(self, path: str, policy_version: int) -> None:
+        await self.runner.update_weights(path, policy_version)
+
+    async def close(self) -> None:
+        await self.runner.close()
