@@ -279,14 +279,8 @@ class TrajectoryBuilder:
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened, for people: the chat, each turn, why it stopped, what it earned, and its trajectory."""
+    """What happened, for people: the problem and each turn; what it earned and why it stopped is its trajectory's."""
 
-    group_id: int
-    episode_id: int
-    attempt: int
     prompt: Prompt
     turns: tuple[Turn, ...]
-    stop_reason: StopReason
-    reward: float
-    reward_parts: dict[str, float]
     trajectory: Trajectory

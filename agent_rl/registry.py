@@ -82,7 +82,8 @@ class PartKind:
         mapping = {"type": value} if isinstance(value, str) else value
         if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
             raise ValueError(f"a {self.kind} needs a `type`; known: {', '.join(names(self.kind))}")
-        return check(find(self.kind, mapping["type"]).Config, mapping, f"{self.kind} {mapping['type']}")
+        model: type[BaseModel] = find(self.kind, mapping["type"]).Config
+        return check(model, mapping, f"{self.kind} {mapping['type']}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump(mode="json"))

@@ -148,7 +148,12 @@ async def _answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) ->
 def _argument_problem(tool: Tool, call: ToolCall) -> str | None:
     """What is wrong with the arguments by the tool's schema, or None."""
     parameters = tool.schema()["function"]["parameters"]
-    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+    kinds: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "integer": (int,),
+        "number": (int, float),
+        "boolean": (bool,),
+    }
     for name in parameters["required"]:
         if name not in call.arguments:
             return f"{call.name} needs the argument {name!r}"
@@ -167,9 +172,13 @@ def _finish(
     final_text = parts.renderer.decode_turn(turns[-1].completion.token_ids) if stop is StopReason.ANSWER else None
     reward, reward_parts = parts.reward.score(task.prompt, final_text, stop)
     sampling = parts.config.sampling
-    identity = {"group_id": task.group_id, "episode_id": task.episode_id, "attempt": task.attempt}
-    outcome = {"reward": reward, "reward_parts": reward_parts, "stop_reason": stop}
     trajectory = builder.build(
-        sampling_params=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k), **identity, **outcome
+        group_id=task.group_id,
+        episode_id=task.episode_id,
+        attempt=task.attempt,
+        sampling_params=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k),
+        reward=reward,
+        reward_parts=reward_parts,
+        stop_reason=stop,
     )
-    return Episode(prompt=task.prompt, turns=tuple(turns), trajectory=trajectory, **identity, **outcome)
+    return Episode(task.prompt, tuple(turns), trajectory)

@@ -1,13 +1,11 @@
-"""The Ray actor that runs episodes: one engine, many concurrent episodes on one event loop."""
+"""What a Ray rollout actor is: one engine, many concurrent episodes on one event loop."""
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-
-import ray
+from typing import Any
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
@@ -30,17 +28,18 @@ class RolloutResult:
     wall_s: float = 0.0
 
 
-class EpisodeRunner:
-    """Runs lists of tasks with bounded concurrency; reissues what the infrastructure broke. Knows no Ray."""
+class RolloutWorker:
+    """Runs lists of tasks with bounded concurrency and reissues what the infrastructure broke.
+
+    run.py makes it an asynchronous actor; by itself it knows no Ray.
+    """
 
     def __init__(self, config: RunConfig, tool_server: str, waves: bool) -> None:
         directory = model_directory(config.model.path)
         rollout = config.rollout
         self.config, self.waves = config, waves
         self.sandbox = SandboxClient(tool_server)
-        self.engine = registry.build(
-            "engine", rollout.engine, model_path=str(directory), dtype=config.model.dtype
-        )
+        self.engine = registry.build("engine", rollout.engine, model_path=str(directory), dtype=config.model.dtype)
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,
@@ -65,7 +64,7 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(self._run_one(task, gate, slots, result))
-        result.episodes.sort(key=lambda episode: episode.episode_id)
+        result.episodes.sort(key=lambda episode: episode.trajectory.episode_id)
         result.wall_s = time.monotonic() - started
         return result
 
@@ -117,21 +116,8 @@ class EpisodeRunner:
         await self.sandbox.aclose()
 
 
-@ray.remote
-class RolloutWorker:
-    """`EpisodeRunner` as an actor. Asynchronous: weights can be pushed while episodes run."""
-
-    def __init__(self, config: RunConfig, tool_server: str, waves: bool) -> None:
-        import torch
-
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        self.runner = EpisodeRunner(config, tool_server, waves)
-
-    async def run(self, tasks: list[EpisodeTask]) -> RolloutResult:
-        return await self.runner.run(tasks)
-
-    async def update_weights(self, path: str, policy_version: int) -> None:
-        await self.runner.update_weights(path, policy_version)
-
-    async def close(self) -> None:
-        await self.runner.close()
+def split_tasks(workers: list[Any], tasks: list[EpisodeTask]) -> list[Any]:
+    """Deal tasks out to workers in equal runs and start them; one reference a worker."""
+    bounds = [round(i * len(tasks) / len(workers)) for i in range(len(workers) + 1)]
+    spans = zip(workers, bounds, bounds[1:], strict=False)
+    return [worker.run.remote(tasks[first:last]) for worker, first, last in spans]

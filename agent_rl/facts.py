@@ -1,0 +1,165 @@
+"""The Parquet tables of a run: their schemas, and records to rows and back.
+
+A table is a folder of part files, one an optimizer step or rollout batch, each written whole and then
+renamed: a reader never sees half a part, and resuming a run deletes parts instead of rewriting a file.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent_rl.records import Episode, SamplingMask, SamplingParams, StopReason, Trajectory
+
+_TOOL_TURN = pa.struct(
+    [
+        ("turn_id", pa.int32()),
+        ("tool_calls", pa.string()),
+        ("tool_results", pa.list_(pa.string())),
+        ("generate_s", pa.float64()),
+        ("tool_s", pa.float64()),
+    ]
+)
+
+ROLLOUT_FACTS = pa.schema(
+    [
+        ("batch", pa.int32()),
+        ("group_id", pa.int64()),
+        ("episode_id", pa.int64()),
+        ("attempt", pa.int32()),
+        ("messages", pa.string()),
+        ("answer", pa.string()),
+        ("tags", pa.string()),
+        ("reward", pa.float64()),
+        ("reward_parts", pa.string()),
+        ("stop_reason", pa.string()),
+        ("num_turns", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("num_sampled", pa.int32()),
+        ("min_policy_version", pa.int32()),
+        ("max_policy_version", pa.int32()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("turns", pa.list_(_TOOL_TURN)),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("behavior_logprobs", pa.list_(pa.float32())),
+        ("turn_ids", pa.list_(pa.int32())),
+        ("policy_versions", pa.list_(pa.int32())),
+        ("kept_token_ids", pa.list_(pa.int32())),
+        ("kept_offsets", pa.list_(pa.int64())),
+    ]
+)
+
+TRAINING_FACTS = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("episode_id", pa.int64()),
+        ("group_id", pa.int64()),
+        ("order", pa.int32()),
+        ("fate", pa.string()),
+        ("reason", pa.string()),
+        ("advantage", pa.float64()),
+        ("logprobs", pa.list_(pa.float32())),
+        ("entropy", pa.list_(pa.float32())),
+        ("ref_logprobs", pa.list_(pa.float32())),
+    ]
+)
+
+
+def rollout_row(batch: int, episode: Episode) -> dict[str, Any]:
+    """One row of rollout facts."""
+    t = episode.trajectory
+    versions = t.policy_versions[t.loss_mask]
+    return {
+        "batch": batch,
+        "group_id": t.group_id,
+        "episode_id": t.episode_id,
+        "attempt": t.attempt,
+        "messages": json.dumps(episode.prompt.messages),
+        "answer": episode.prompt.answer,
+        "tags": json.dumps(episode.prompt.tags),
+        "reward": t.reward,
+        "reward_parts": json.dumps(t.reward_parts),
+        "stop_reason": t.stop_reason.value,
+        "num_turns": t.num_turns,
+        "num_tokens": len(t),
+        "num_sampled": len(versions),
+        "min_policy_version": int(versions.min()) if len(versions) else None,
+        "max_policy_version": int(versions.max()) if len(versions) else None,
+        "temperature": t.sampling_params.temperature,
+        "top_p": t.sampling_params.top_p,
+        "top_k": t.sampling_params.top_k,
+        "turns": [_turn_row(turn) for turn in episode.turns],
+        "token_ids": t.token_ids,
+        "loss_mask": t.loss_mask,
+        "behavior_logprobs": t.behavior_logprobs,
+        "turn_ids": t.turn_ids,
+        "policy_versions": t.policy_versions,
+        "kept_token_ids": t.sampling_mask.token_ids,
+        "kept_offsets": t.sampling_mask.offsets,
+    }
+
+
+def _turn_row(turn: Any) -> dict[str, Any]:
+    return {
+        "turn_id": turn.turn_id,
+        "tool_calls": json.dumps([[c.name, c.arguments, c.error] for c in turn.tool_calls]),
+        "tool_results": [result.content for result in turn.tool_results],
+        "generate_s": turn.generate_s,
+        "tool_s": turn.tool_s,
+    }
+
+
+def trajectory(row: dict[str, Any]) -> Trajectory:
+    """The trajectory of a row of rollout facts, bit for bit as it was recorded."""
+    return Trajectory(
+        group_id=row["group_id"],
+        episode_id=row["episode_id"],
+        attempt=row["attempt"],
+        token_ids=np.asarray(row["token_ids"], np.int32),
+        loss_mask=np.asarray(row["loss_mask"], np.bool_),
+        behavior_logprobs=np.asarray(row["behavior_logprobs"], np.float32),
+        turn_ids=np.asarray(row["turn_ids"], np.int32),
+        policy_versions=np.asarray(row["policy_versions"], np.int32),
+        sampling_mask=SamplingMask(
+            np.asarray(row["kept_token_ids"], np.int32), np.asarray(row["kept_offsets"], np.int64)
+        ),
+        sampling_params=SamplingParams(row["temperature"], row["top_p"], row["top_k"]),
+        reward=row["reward"],
+        reward_parts=json.loads(row["reward_parts"]),
+        stop_reason=StopReason(row["stop_reason"]),
+    )
+
+
+def write_part(table: Path, index: int, rows: Sequence[dict[str, Any]], schema: pa.Schema | None = None) -> None:
+    """Write part `index` of a table whole; without a schema it is read off the rows. No rows, no part."""
+    if not rows:
+        return
+    table.mkdir(parents=True, exist_ok=True)
+    part = part_path(table, index)
+    temporary = part.with_suffix(".tmp")
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary, compression="zstd")
+    temporary.rename(part)
+
+
+def part_path(table: Path, index: int) -> Path:
+    return table / f"part-{index:06d}.parquet"
+
+
+def read_part(table: Path, index: int) -> list[dict[str, Any]]:
+    """The rows of one part; none if it was never written."""
+    path = part_path(table, index)
+    return pq.read_table(path).to_pylist() if path.is_file() else []
+
+
+def truncate(table: Path, first: int) -> None:
+    """Delete every part from index `first` on."""
+    for path in table.glob("part-*.parquet"):
+        if int(path.stem.removeprefix("part-")) >= first:
+            path.unlink()

@@ -1,0 +1,203 @@
+"""The training loop: rollout batches at known versions, optimizer steps, weight broadcasts."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from agent_rl.config import RunConfig
+from agent_rl.data.sources.base import PromptSource
+from agent_rl.pipeline.evaluation import evaluate
+from agent_rl.pipeline.figures import metrics_row, rollout_figures, training_rows
+from agent_rl.pipeline.run_directory import RunDirectory
+from agent_rl.pipeline.schedule import Schedule
+from agent_rl.records import Trajectory
+from agent_rl.rollout.episode import EpisodeTask
+from agent_rl.rollout.worker import RolloutResult, split_tasks
+from agent_rl.weights.base import WeightChannel
+
+OnRow = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Stages:
+    """The parts that a run is made of, built by run.py. `workers` and `trainer` are Ray actor handles."""
+
+    prompts: PromptSource
+    eval_prompts: PromptSource
+    workers: list[Any]
+    trainer: Any
+    channel: WeightChannel
+    check_tool_server: Callable[[], None]
+    """Called while the loop waits: restarts a tool server that the run owns and that has died."""
+
+
+@dataclass
+class Generation:
+    """A rollout batch that workers are busy with."""
+
+    batch: int
+    refs: list[Any]
+
+
+class Controller:
+    """Runs optimizer steps `start` to `num_steps`. One batch is one step: batch i is trained at step i."""
+
+    def __init__(
+        self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, start: int, on_row: OnRow
+    ) -> None:
+        self.config, self.schedule, self.stages = config, schedule, stages
+        self.directory, self.start, self.on_row = directory, start, on_row
+        self.ready: dict[int, list[Trajectory]] = {}
+        self.step = start
+        self.served = schedule.served(start)
+        self.stop_requested = False
+
+    def run(self) -> None:
+        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
+
+        At step i: start sampling batch i + prefetch with the weights now served, train on batch i
+        meanwhile, wait for both, then hand the new version to the engines. With prefetch 0 the two
+        follow each other. Only whole steps happen, so between steps nothing is in flight but `ready`.
+        """
+        self._fill()
+        while self.step < self.config.num_steps and not self.stop_requested:
+            started = time.monotonic()
+            row = self._evaluate_if_due()
+            ahead = self._generate(self.step + self.schedule.prefetch)
+            if self.schedule.prefetch == 0:
+                row |= self._collect(ahead)
+            batch = self.ready.pop(self.step)
+            self._check_lag(batch)
+            training = self.stages.trainer.train.remote(batch, self.step)
+            if self.schedule.prefetch > 0:
+                row |= self._collect(ahead)
+            result = self._wait([training])[0]
+            self._broadcast(self.step + 1)
+            self._record(row, batch, result, started)
+            self.step += 1
+            self._checkpoint_if_due()
+        if self.step == self.config.num_steps:
+            self._finish()
+
+    def _fill(self) -> None:
+        """Sample, before the first step, the batches that a fresh run needs ready; a resumed run reads them."""
+        for batch in range(self.start, min(self.start + self.schedule.prefetch, self.config.num_steps)):
+            if self.start > 0:
+                self.ready[batch] = self.directory.read_rollouts(batch)
+            elif not self.stop_requested:
+                self._collect(self._generate(batch, event_step=-1))
+
+    def _generate(self, batch: int, event_step: int | None = None) -> Generation | None:
+        """Start sampling a batch on all workers; None past the last step."""
+        if batch >= self.config.num_steps:
+            return None
+        size, group_size = self.config.batch.num_prompts, self.config.batch.group_size
+        prompts = [self.stages.prompts.prompt(index) for index in range(batch * size, (batch + 1) * size)]
+        groups = [prompt.index for prompt in prompts]
+        self.directory.ledger.record("issued", self.step if event_step is None else event_step, groups)
+        tasks = [
+            EpisodeTask(prompt, prompt.index, prompt.index * group_size + sample, self.config.seed)
+            for prompt in prompts
+            for sample in range(group_size)
+        ]
+        return Generation(batch, split_tasks(self.stages.workers, tasks))
+
+    def _collect(self, generation: Generation | None) -> dict[str, Any]:
+        """Wait for a batch; write its facts; drop groups that are incomplete; keep the rest ready."""
+        if generation is None:
+            return {}
+        results: list[RolloutResult] = self._wait(generation.refs)
+        episodes = sorted((e for result in results for e in result.episodes), key=lambda e: e.trajectory.episode_id)
+        self.directory.write_rollouts(generation.batch, episodes)
+        lost = {task.group_id: reason for result in results for task, reason in result.failed}
+        reissued = sum(result.num_reissued for result in results)
+        if reissued:
+            self.directory.ledger.record("reissued", self.step, [], count=reissued)
+        for group_id, reason in lost.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason)
+        kept = [episode for episode in episodes if episode.trajectory.group_id not in lost]
+        self.ready[generation.batch] = [episode.trajectory for episode in kept]
+        return rollout_figures(kept, results)
+
+    def _check_lag(self, batch: list[Trajectory]) -> None:
+        """Lag is a promise: every sampled token carries the version that the schedule says."""
+        promised = self.schedule.version(self.step)
+        for trajectory in batch:
+            versions = trajectory.policy_versions[trajectory.loss_mask]
+            assert (versions == promised).all(), (
+                f"step {self.step}: episode {trajectory.episode_id} was sampled at versions "
+                f"{sorted(set(versions.tolist()))}, the schedule promised {promised}"
+            )
+
+    def _broadcast(self, policy_version: int) -> None:
+        """Let the trainer write the new version and, when the interval is over, the engines load it."""
+        channel = self.stages.channel
+        self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
+        if self.schedule.served(policy_version) == policy_version:
+            self._serve(policy_version)
+            channel.retire(self.served)
+            self.served = policy_version
+        if policy_version - 1 != self.served:
+            channel.retire(policy_version - 1)
+
+    def _serve(self, policy_version: int) -> None:
+        path = str(self.stages.channel.path(policy_version))
+        self._wait([worker.update_weights.remote(path, policy_version) for worker in self.stages.workers])
+
+    def _evaluate_if_due(self) -> dict[str, Any]:
+        """Evaluate the newest version on held-out prompts, whatever version is being served for rollouts."""
+        every = self.config.eval.every
+        if not every or (self.step % every and self.step != self.config.num_steps):
+            return {}
+        started = time.monotonic()
+        self._serve(self.step)
+        figures = evaluate(self.config, self.stages.eval_prompts, self.stages.workers, self._wait)
+        if self.served != self.step:
+            self._serve(self.served)
+        return {**figures, "eval_s": time.monotonic() - started}
+
+    def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
+        ledger = self.directory.ledger
+        trained = sorted({trajectory.group_id for trajectory in batch})
+        ledger.record("trained", self.step, trained)
+        self.directory.write_training(self.step, training_rows(self.step, batch, result), result.mismatch)
+        wall_s = time.monotonic() - started
+        row = metrics_row(self.step, row, batch, result, wall_s) | {
+            f"groups/{fate}": count for fate, count in ledger.counts().items()
+        }
+        self.directory.write_metrics(row)
+        self.on_row(row)
+
+    def _checkpoint_if_due(self) -> None:
+        every, done = self.config.checkpoint.every, self.step == self.config.num_steps
+        if done or self.stop_requested or (every and self.step % every == 0):
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the version just made, with the older weights that are still being served."""
+        temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        self._wait([self.stages.trainer.save.remote(str(temporary), self.step)])
+        shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
+        self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
+
+    def _finish(self) -> None:
+        """A last line of metrics: what the final policy scores."""
+        if figures := self._evaluate_if_due():
+            row = {"step": self.step, "policy_version": self.step, **figures}
+            self.directory.write_metrics(row)
+            self.on_row(row)
+
+    def _wait(self, refs: list[Any]) -> list[Any]:
+        """Results of Ray calls, in order, while keeping an eye on the tool server. Raises what a call raised."""
+        pending = list(refs)
+        while pending:
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
+            for ref in done:
+                ray.get(ref)  # raise at once, not after the slowest worker
+            self.stages.check_tool_server()
+        return list(ray.get(refs))

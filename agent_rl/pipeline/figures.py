@@ -1,0 +1,60 @@
+"""The figures of a step: rows for metrics.jsonl and for the training facts."""
+
+from typing import Any
+
+import numpy as np
+
+from agent_rl.records import Episode, Trajectory
+from agent_rl.rollout.worker import RolloutResult
+from agent_rl.trainer.base import TrainResult
+
+
+def rollout_figures(episodes: list[Episode], results: list[RolloutResult]) -> dict[str, Any]:
+    """Figures of one rollout batch for metrics.jsonl."""
+    reasons = [episode.trajectory.stop_reason.value for episode in episodes]
+    sampled = sum(int(episode.trajectory.loss_mask.sum()) for episode in episodes)
+    generate_s = max(result.wall_s for result in results)
+    return {
+        "generate_s": generate_s,
+        "generated_tokens": sampled,
+        **{f"stop/{reason}": reasons.count(reason) / len(reasons) for reason in sorted(set(reasons))},
+    }
+
+
+def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> list[dict[str, Any]]:
+    """Rows of training facts: what the trainer computed for each trajectory, in training order."""
+    return [
+        {
+            "step": step,
+            "episode_id": trajectory.episode_id,
+            "group_id": trajectory.group_id,
+            "order": order,
+            "fate": "trained",
+            "reason": None,
+            "advantage": float(result.advantages[order]),
+            "logprobs": result.logprobs[order],
+            "entropy": result.entropy[order],
+            "ref_logprobs": result.ref_logprobs[order] if result.ref_logprobs else None,
+        }
+        for order, trajectory in enumerate(batch)
+    ]
+
+
+def metrics_row(
+    step: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
+) -> dict[str, Any]:
+    """One line of metrics.jsonl. `lag` is the step's policy version minus the version of each sampled token."""
+    versions = np.concatenate([t.policy_versions[t.loss_mask] for t in batch]) if batch else np.empty(0, np.int32)
+    lags = step - versions
+    return {
+        "step": step,
+        "policy_version": step,
+        "reward_mean": float(np.mean([t.reward for t in batch])) if batch else None,
+        "lag_mean": float(lags.mean()) if len(lags) else None,
+        "lag_max": int(lags.max()) if len(lags) else None,
+        "trained_tokens": len(versions),
+        "tokens_per_s": len(versions) / wall_s,
+        "wall_s": wall_s,
+        **row,
+        **result.metrics,
+    }

@@ -1,0 +1,106 @@
+"""What a run leaves on disk: config, tables, metrics, TensorBoard, ledger and checkpoints."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from agent_rl import facts
+from agent_rl.config import RunConfig, dump
+from agent_rl.pipeline.ledger import Ledger, truncate_ledger
+from agent_rl.records import Episode, Trajectory
+
+METRIC_KEYS = (
+    "step",
+    "policy_version",
+    "reward_mean",
+    "eval_avg",
+    "lag_mean",
+    "lag_max",
+    "mismatch_mean_abs",
+    "tokens_per_s",
+    "wall_s",
+)
+"""Keys that every line of metrics.jsonl has; null where there is no value."""
+
+
+class RunDirectory:
+    """Writes a run's tables as the run goes on. Opening it for `step` cuts everything back to that step."""
+
+    def __init__(self, path: Path, config: RunConfig, step: int = 0, prefetch: int = 0) -> None:
+        self.path = path
+        self.rollout_facts = path / "rollout_facts.parquet"
+        self.training_facts = path / "training_facts.parquet"
+        self.mismatch = path / "mismatch.parquet"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(dump(config))
+        self._truncate(step, prefetch)
+        self.ledger = Ledger(path / "ledger.jsonl")
+        self._tensorboard = _summary_writer(path / "tensorboard", step)
+
+    def _truncate(self, step: int, prefetch: int) -> None:
+        facts.truncate(self.rollout_facts, step + prefetch if step else 0)
+        facts.truncate(self.training_facts, step)
+        facts.truncate(self.mismatch, step)
+        truncate_ledger(self.path / "ledger.jsonl", step if step else -1)
+        rows = read_metrics(self.path)
+        self.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] < step))
+
+    def write_rollouts(self, batch: int, episodes: list[Episode]) -> None:
+        rows = [facts.rollout_row(batch, episode) for episode in episodes]
+        facts.write_part(self.rollout_facts, batch, rows, facts.ROLLOUT_FACTS)
+
+    def read_rollouts(self, batch: int) -> list[Trajectory]:
+        """The trajectories of a batch that was sampled but not trained before the run stopped."""
+        return [facts.trajectory(row) for row in facts.read_part(self.rollout_facts, batch)]
+
+    def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
+        facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
+        facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch])
+
+    def write_metrics(self, row: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl and the same figures to TensorBoard."""
+        row = {**dict.fromkeys(METRIC_KEYS), **row}
+        row = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        for key, value in row.items():
+            if isinstance(value, (int, float)) and key != "step":
+                self._tensorboard.add_scalar(key, value, row["step"])
+        self._tensorboard.flush()
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    def commit_checkpoint(self, temporary: Path, step: int, keep: int) -> None:
+        """Give a finished checkpoint its name and delete the oldest beyond `keep`."""
+        final = self.checkpoint(step)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        for old in list_checkpoints(self.path)[:-keep]:
+            shutil.rmtree(old)
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # heavy
+
+    return SummaryWriter(str(folder), purge_step=step)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, in order."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    return sorted(path for path in (run / "checkpoints").glob("step-*") if path.suffix != ".tmp")

@@ -1,0 +1,116 @@
+"""Build the parts of a run from its config and run the loop."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from agent_rl import registry
+from agent_rl.config import RunConfig
+from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
+from agent_rl.pipeline.schedule import Schedule
+from agent_rl.rollout.worker import RolloutWorker
+from agent_rl.tool_server import ToolServer
+from agent_rl.trainer.worker import TrainWorker
+from agent_rl.weights.base import WeightChannel
+
+OnRow = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: at `step` optimizer steps, complete or stopped early."""
+
+    step: int
+    complete: bool
+
+
+def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome:
+    """Run `config` in the run directory `path`, from its newest checkpoint if `resume`.
+
+    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
+    """
+    checkpoint = newest_checkpoint(path) if resume else None
+    start = json.loads((checkpoint / "state.json").read_text())["step"] if checkpoint else 0
+    schedule: Schedule = registry.build("pipeline", config.pipeline).schedule
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ToolServer(config.sandbox))
+        stack.enter_context(local_ray(config.rollout.num_workers + 1))
+        channel = registry.build("weights", config.weights)
+        stack.callback(channel.close)
+        rollout = ray.remote(RolloutWorker)
+        stages = Stages(
+            prompts=registry.build("prompts", config.prompts, config.seed),
+            eval_prompts=registry.build("prompts", config.eval.prompts, config.seed),
+            workers=[rollout.remote(config, server.url, schedule.waves) for _ in range(config.rollout.num_workers)],
+            trainer=ray.remote(TrainWorker).remote(config),
+            channel=channel,
+            check_tool_server=server.check,
+        )
+        load_weights(stages, checkpoint, start, schedule)
+        directory = RunDirectory(path, config, start, schedule.prefetch)
+        stack.callback(directory.close)
+        controller = Controller(config, schedule, stages, directory, start, on_row)
+        with stop_on_interrupt(controller):
+            controller.run()
+    return Outcome(controller.step, controller.step == config.num_steps)
+
+
+def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:
+    """Give trainer and engines the weights that step `start` begins with: the newest and the served version."""
+    channel: WeightChannel = stages.channel
+    if checkpoint:
+        ray.get(stages.trainer.load.remote(str(checkpoint)))
+    ray.get(stages.trainer.publish.remote(str(channel.path(start))))
+    served = schedule.served(start)
+    if checkpoint and served != start:
+        channel.path(served).write_bytes((checkpoint / "served.safetensors").read_bytes())
+    path = str(channel.path(served))
+    ray.get([worker.update_weights.remote(path, served) for worker in stages.workers])
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest whole checkpoint of a run. Raises `ValueError` if there is none."""
+    whole = [folder for folder in list_checkpoints(path) if (folder / "state.json").is_file()]
+    if not whole:
+        raise ValueError(f"{path} holds no checkpoint to resume from; start the run again with its config")
+    return whole[-1]
+
+
+@contextlib.contextmanager
+def local_ray(num_actors: int) -> Iterator[None]:
+    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each."""
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    ray.init(
+        num_cpus=num_actors,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env={"env_vars": environment},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def stop_on_interrupt(controller: Controller) -> Iterator[None]:
+    """Ctrl-C asks for a stop after the running step, with a checkpoint; a second one stops at once."""
+
+    def on_signal(number: int, frame: Any) -> None:
+        if controller.stop_requested:
+            raise KeyboardInterrupt
+        controller.stop_requested = True
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,73 @@
+"""The tool server of a run: started and kept alive by it, or one that is already there."""
+
+import subprocess
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from agent_rl.config import SandboxConfig
+
+_READY = "sandbox: listening on "
+_MAX_RESTARTS = 5
+
+
+class ToolServer:
+    """Context manager around `python -m sandbox.server`; `url` is where tools find it.
+
+    Raises `ValueError` if a configured server does not answer, or if none can be started, with the reason.
+    """
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        self.url = config.url or ""
+        self.num_restarts = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        if self.config.url is None:
+            self.url = self._start(port=0)
+        else:
+            self._check_foreign()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def check(self) -> None:
+        """Start the run's own server again, on the same port, if it has died. Raises after too many times."""
+        if self._process is None or self._process.poll() is None:
+            return
+        if self.num_restarts == _MAX_RESTARTS:
+            raise ValueError(f"the tool server died {_MAX_RESTARTS + 1} times; see its messages above")
+        self.num_restarts += 1
+        self._start(port=int(self.url.rpartition(":")[2]))
+
+    def _start(self, port: int) -> str:
+        command = [sys.executable, "-m", "sandbox.server", "--port", str(port), "--die-with-parent"]
+        # A session of its own: Ctrl-C in the terminal is for the run, which ends the server when it is done.
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith(_READY):
+            raise ValueError(f"the tool server did not start (exit code {self._process.wait()}); its reason is above")
+        threading.Thread(target=self._process.stdout.read, daemon=True).start()  # keep the pipe empty
+        return line.removeprefix(_READY).strip()
+
+    def _check_foreign(self) -> None:
+        try:
+            httpx.get(f"{self.url}/health", timeout=5).raise_for_status()
+        except httpx.HTTPError as error:
+            raise ValueError(
+                f"no tool server answers at {self.url} ({error}); start one with `python -m sandbox.server` "
+                "or set sandbox.url to null"
+            ) from None

@@ -1,0 +1,51 @@
+"""What the pipeline needs from a trainer, and what it gets back from a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_rl.records import FloatArray, Trajectory
+
+
+@dataclass
+class TrainResult:
+    """One optimizer step. Per-trajectory lists are in the order the trajectories were given.
+
+    `logprobs`, `entropy`, `ref_logprobs`: float32 [L] each, NaN on tokens the policy did not sample; taken
+    at the weights before the step. `mismatch`: one row a turn and one for all. `metrics`: scalars.
+    """
+
+    advantages: FloatArray
+    logprobs: list[FloatArray]
+    entropy: list[FloatArray]
+    ref_logprobs: list[FloatArray] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    mismatch: list[dict[str, Any]] = field(default_factory=list)
+
+
+class TrainEngine(Protocol):
+    """Owns the weights and the optimizer. Built as `cls(config, model_path, dtype, objective)`."""
+
+    def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
+        """One optimizer step on whole groups, from `policy_version` to the next.
+
+        Raises `ValueError` naming a trajectory that cannot be used.
+        """
+        ...
+
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
+        """Log-prob of every sampled token under the current weights, replayed as it was sampled."""
+        ...
+
+    def publish(self, path: Path) -> None:
+        """Write the current weights as safetensors under Hugging Face names."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write a Hugging Face model directory, with the optimizer's state beside it."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        ...

@@ -1,0 +1,239 @@
+"""The torch-native trainer: one process, packed micro-batches, one optimizer step a call."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agent_rl.objective.advantage import group_advantages
+from agent_rl.objective.config import ObjectiveConfig
+from agent_rl.objective.diagnostics import StepTokens, mismatch_table
+from agent_rl.objective.loss import LossOutput, Objective, StepContext
+from agent_rl.objective.metrics import step_metrics
+from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.records import FloatArray, Trajectory
+from agent_rl.registry import PartBase, PartConfig
+from agent_rl.trainer import packed_attention
+from agent_rl.trainer.base import TrainResult
+from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.token_logprobs import token_logprobs
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+                    "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+
+
+class TorchEngine(PartBase):
+    """A Hugging Face causal LM, AdamW and an `Objective`. Fulfils `TrainEngine`."""
+
+    class Config(PartConfig):
+        type: Literal["torch"] = "torch"
+        learning_rate: float = Field(1e-6, gt=0)
+        betas: tuple[float, float] = (0.9, 0.98)
+        """AdamW's moment decays; the default is the SAT paper's."""
+        eps: float = Field(1e-8, gt=0)
+        weight_decay: float = Field(0.0, ge=0)
+        max_grad_norm: float = Field(1.0, gt=0)
+        """Gradients are scaled down to this global norm."""
+        max_tokens_per_microbatch: int = Field(8192, ge=2)
+        """Tokens in one packed forward and backward pass: what bounds memory."""
+        num_threads: int = Field(1, ge=1)
+        """Torch threads of the trainer process."""
+
+    def __init__(self, config: Config, model_path: str, dtype: str, objective: ObjectiveConfig) -> None:
+        torch.set_num_threads(config.num_threads)
+        self.config, self.source, self.dtype = config, Path(model_path), dtype
+        self.objective, self.advantage = Objective(objective), objective.advantage
+        self.model = _load_model(model_path, dtype)
+        self.reference = self._frozen_reference(model_path, dtype)
+        self.optimizer = self._new_optimizer()
+
+    def _frozen_reference(self, model_path: str, dtype: str) -> Any:
+        if "ref_logprobs" not in self.objective.needs:
+            return None
+        return _load_model(model_path, dtype).requires_grad_(False)
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        c = self.config
+        parameters = self.model.parameters()
+        return torch.optim.AdamW(parameters, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
+
+    def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
+        """Advantages, packing, the step's statistic, forward and backward a micro-batch, one AdamW step.
+
+        A step without a sampled token, or with a gradient that is not finite, changes no weight and is
+        counted in the metrics `skipped_empty` and `skipped_nonfinite`.
+        """
+        started = time.monotonic()
+        if not trajectories:
+            return TrainResult(
+                np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
+            )
+        advantages = self._advantages(trajectories)
+        plan, batches = self._pack(trajectories, advantages)
+        step, outputs, logprobs, entropies = self._accumulate(batches)
+        metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
+        mismatch: list[dict[str, Any]] = []
+        if not step.empty:
+            metrics |= step_metrics(batches, outputs)
+            mismatch = mismatch_table(_step_tokens(batches, logprobs, entropies, outputs, policy_version))
+            metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
+        metrics["train_s"] = time.monotonic() - started
+        return TrainResult(
+            advantages=advantages,
+            logprobs=_in_order(plan, batches, logprobs),
+            entropy=_in_order(plan, batches, entropies),
+            ref_logprobs=self._reference_in_order(plan, batches),
+            metrics=metrics,
+            mismatch=mismatch,
+        )
+
+    def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
+        rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
+        groups = torch.tensor([t.group_id for t in trajectories])
+        found: FloatArray = group_advantages(rewards, groups, self.advantage).numpy()
+        return found
+
+    def _pack(
+        self, trajectories: Sequence[Trajectory], advantages: FloatArray
+    ) -> tuple[list[list[int]], list[TokenBatch]]:
+        """(which trajectory went into which micro-batch, the micro-batches)."""
+        check_lengths(trajectories, self.config.max_tokens_per_microbatch)
+        plan = split([len(t) for t in trajectories], self.config.max_tokens_per_microbatch)
+        batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+        if self.reference is None:
+            return plan, batches
+        with torch.no_grad():
+            return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
+
+    def _accumulate(
+        self, batches: list[TokenBatch]
+    ) -> tuple[StepContext, list[LossOutput], list[Tensor], list[Tensor]]:
+        """Gradients of the step's loss, with what each micro-batch's loss was made of.
+
+        The step's statistic needs every log-prob before the first loss. With one micro-batch the forward
+        pass that is trained gives them; with more, a pass without gradients goes first.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        step = None
+        if len(batches) > 1:
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches))
+        outputs, logprobs, entropies = [], [], []
+        for batch in batches:
+            current, entropy = token_logprobs(self.model, batch)
+            step = step or self.objective.begin_step(batches, [current.detach()])
+            logprobs.append(current.detach())
+            entropies.append(entropy)
+            if not step.empty:
+                output = self.objective.loss(current, batch, step)
+                output.loss.backward()  # type: ignore[no-untyped-call]
+                outputs.append(output)
+        assert step is not None
+        return step, outputs, logprobs, entropies
+
+    def _no_grad_pass(self, batches: list[TokenBatch]) -> list[Tensor] | None:
+        if not self.objective.needs_step_pass:
+            return None
+        with torch.no_grad():
+            return [token_logprobs(self.model, batch)[0] for batch in batches]
+
+    def _update(self, step: StepContext) -> dict[str, float]:
+        if step.empty:
+            return {"skipped_nonfinite": 0.0}
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self.optimizer.step()
+        return {"grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
+
+    def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
+        found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
+        return _in_order(plan, batches, found) if found else None
+
+    @torch.no_grad()
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
+        """Log-prob of every sampled token, float32 [L] a trajectory, NaN elsewhere, replayed as sampled."""
+        plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
+        return _in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
+
+    def publish(self, path: Path) -> None:
+        """Write the weights under Hugging Face names; whole or not at all."""
+        temporary = path.with_suffix(".tmp")
+        save_file(_untied_state(self.model), temporary)
+        temporary.rename(path)
+
+    def save(self, directory: Path) -> None:
+        """A model directory that anything can load, and optimizer.pt."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(directory)
+        for name in _TOKENIZER_FILES:
+            if (self.source / name).is_file():
+                shutil.copyfile(self.source / name, directory / name)
+        torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
+
+    def load(self, directory: Path) -> None:
+        """Weights and optimizer of a checkpoint; the reference stays the initial policy."""
+        self.model = _load_model(str(directory), self.dtype)
+        self.optimizer = self._new_optimizer()
+        self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
+
+
+def _load_model(model_path: str, dtype: str) -> Any:
+    """The causal LM of a directory, in train mode without dropout surprises, on packed attention."""
+    from transformers import AutoModelForCausalLM  # heavy
+
+    packed_attention.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=getattr(torch, dtype), attn_implementation=packed_attention.NAME
+    )
+    return model.eval()  # no dropout: at lag 0 the ratio must be 1
+
+
+def _untied_state(model: Any) -> dict[str, Tensor]:
+    """The state dict without the second names of tied weights, which safetensors refuses."""
+    seen: set[int] = set()
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            state[name] = tensor.contiguous()
+    return state
+
+
+def _step_tokens(
+    batches: list[TokenBatch],
+    logprobs: list[Tensor],
+    entropies: list[Tensor],
+    outputs: list[LossOutput],
+    policy_version: int,
+) -> StepTokens:
+    """The step's active tokens for the mismatch table."""
+
+    def gather(columns: Sequence[Tensor]) -> Tensor:
+        return torch.cat([column[b.active.index] for column, b in zip(columns, batches, strict=True)])
+
+    return StepTokens(
+        logprobs=gather(logprobs),
+        behavior_logprobs=gather([b.behavior_logprobs for b in batches]),
+        turn_ids=gather([b.turn_ids for b in batches]),
+        entropy=gather(entropies),
+        gate=gather([o.gate for o in outputs]),
+        clipped=gather([o.clipped for o in outputs]),
+        kept_sizes=torch.cat([b.active.kept_sizes for b in batches]),
+        lag=policy_version - gather([b.policy_versions for b in batches]),
+    )
+
+
+def _in_order(plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
+    """Per-token values of the micro-batches as one array a trajectory, in the trajectories' own order."""
+    found: dict[int, FloatArray] = {}
+    for part, batch, tensor in zip(plan, batches, values, strict=True):
+        found |= dict(zip(part, unpack(tensor, batch), strict=True))
+    return [found[i] for i in range(len(found))]
