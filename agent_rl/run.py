@@ -13,6 +13,7 @@ import ray
 from agent_rl import registry
 from agent_rl.config import RunConfig
 from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.evaluation import evaluate
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.rollout.worker import RolloutWorker
@@ -114,3 +115,13 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def evaluate_model(config: RunConfig) -> dict[str, float]:
+    """avg@k and pass@k of `model.path` on the config's held-out prompts, through the whole rollout."""
+
+    with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
+        rollout = ray.remote(RolloutWorker)
+        workers = [rollout.remote(config, server.url, False) for _ in range(config.rollout.num_workers)]
+        prompts = registry.build("prompts", config.eval.prompts, config.seed)
+        return evaluate(config, prompts, workers, ray.get)

@@ -23,9 +23,11 @@ class WaveGate:
         self._release_if_complete()
 
     async def wait(self, member: int) -> None:
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         self._waiting[member] = future
-        self._release_if_complete()
+        # Not at once: the last to arrive would run on ahead of the others.
+        loop.call_soon(self._release_if_complete)
         try:
             await future
         finally:

@@ -1,0 +1,55 @@
+"""Tables of what runs recorded. Reads files only."""
+
+from pathlib import Path
+
+import polars as pl
+
+_WEIGHTED = ("mean_abs_d", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean")
+
+
+def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
+    """One row a turn and one for all, over the steps from `first_step` on: n and means over tokens.
+
+    Columns: turn ("all" last), n, mean_abs_d, gate_rate, clip_fraction, entropy, kept_size (NaN with full
+    support), lag_mean. Raises `ValueError` if the run has recorded nothing.
+    """
+    steps = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("scope").is_in(["turn", "all"]))
+    if steps.is_empty():
+        raise ValueError(f"{run} has no recorded step from step {first_step} on")
+    weights = pl.col("n")
+    means = [((pl.col(name) * weights).sum() / weights.sum()).alias(name) for name in _WEIGHTED]
+    turns = (
+        steps.group_by("scope", "turn").agg(pl.col("n").sum(), *means).sort("scope", "turn", descending=[True, False])
+    )
+    label = pl.when(pl.col("scope") == "all").then(pl.lit("all")).otherwise(pl.col("turn").cast(pl.String))
+    return turns.select(label.alias("turn"), "n", *_WEIGHTED)
+
+
+def read_mismatch(run: Path) -> pl.DataFrame:
+    """mismatch.parquet of a run: one row for each step × scope (all, first turn, later turns, each turn)."""
+    return _read(run, "mismatch.parquet")
+
+
+def read_rollout_facts(run: Path) -> pl.DataFrame:
+    """rollout_facts.parquet of a run: one row a trajectory."""
+    return _read(run, "rollout_facts.parquet")
+
+
+def stop_reasons(run: Path) -> pl.DataFrame:
+    """Share of trajectories by stop reason, with their mean reward and number of turns."""
+    facts = read_rollout_facts(run)
+    return (
+        facts.group_by("stop_reason")
+        .agg(
+            (pl.len() / facts.height).alias("share"),
+            pl.col("reward").mean().alias("reward_mean"),
+            pl.col("num_turns").mean().alias("turns_mean"),
+        )
+        .sort("share", descending=True)
+    )
+
+
+def _read(run: Path, table: str) -> pl.DataFrame:
+    if not any((run / table).glob("*.parquet")):
+        raise ValueError(f"no {table} in {str(run)!r}; name the directory of a run, such as runs/quickstart")
+    return pl.read_parquet(run / table / "*.parquet")

@@ -1,0 +1,170 @@
+"""The command line. Heavy imports stand inside the commands, so that --help answers at once."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from agent_rl.config import RunConfig
+
+app = typer.Typer(
+    name="agent-rl",
+    help="Train tool-using math agents with asynchronous reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+RUNS = Path("runs")
+
+
+@contextmanager
+def one_sentence_errors(hint: str = "") -> Iterator[None]:
+    """What the user can mend is one sentence and exit code 2; a traceback is for our own bugs."""
+    try:
+        yield
+    except Exception as error:
+        from sandbox.base import SandboxError
+
+        cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if not isinstance(cause, (ValueError, SandboxError)):
+            raise
+        Console(stderr=True).print(f"[bold red]error:[/] {cause}{hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="A config file, then overrides such as objective.clip.type=sat pipeline.exact_lag=8"),
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Directory of the run; default: a new one in runs/")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run from its newest checkpoint")] = None,
+) -> None:
+    """Train a policy; everything it records goes to the run directory."""
+    with one_sentence_errors():
+        config, path = _run_to_train(arguments or [], run, resume)
+    from agent_rl.live import LiveView
+    from agent_rl.run import train as train_run
+
+    console.print(f"run directory: {path}")
+    again = f"agent-rl train --resume {path}"
+    with one_sentence_errors(f"; continue with: {again}"), LiveView(console, path.name, config.num_steps) as view:
+        outcome = train_run(config, path, resume is not None, view.show)
+    if outcome.complete:
+        console.print(f"done at step {outcome.step}; look at it with: agent-rl analyze {path}")
+    else:
+        console.print(f"stopped at step {outcome.step}; continue with: {again}")
+
+
+def _run_to_train(arguments: list[str], run: Path | None, resume: Path | None) -> "tuple[RunConfig, Path]":
+    from agent_rl.config import load
+    from agent_rl.run import newest_checkpoint
+
+    files = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    if resume is not None:
+        if files or run is not None:
+            raise ValueError("--resume takes its config and directory from the run; give overrides only")
+        newest_checkpoint(resume)
+        return load(resume / "config.yaml", overrides), resume
+    if len(files) != 1:
+        raise ValueError("give one config file, such as configs/quickstart.yaml")
+    config = load(Path(files[0]), overrides)
+    if run is not None and run.exists() and any(run.iterdir()):
+        raise ValueError(f"{run} already holds files; continue it with --resume {run} or name another directory")
+    return config, run or _new_run(Path(files[0]).stem)
+
+
+def _new_run(name: str) -> Path:
+    """runs/NAME, or the first free runs/NAME-2, -3, …"""
+    number = 1
+    while (path := RUNS / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="A run (its newest checkpoint is taken) or a model directory")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides such as eval.num_samples=8")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config to evaluate with; default: the run's own")] = None,
+) -> None:
+    """Score a policy on held-out prompts: avg@k and pass@k."""
+    with one_sentence_errors():
+        from agent_rl.run import evaluate_model, newest_checkpoint
+
+        run_config, model = _model_to_evaluate(target, overrides or [], config, newest_checkpoint)
+        figures = evaluate_model(run_config)
+    k, n = run_config.eval.num_samples, run_config.eval.num_prompts
+    table = Table("", f"avg@{k}", f"pass@{k}", "turns", title=f"{model}: {n} held-out prompts")
+    table.add_row("", f"{figures['eval_avg']:.3f}", f"{figures['eval_pass']:.3f}", f"{figures['eval_turns']:.2f}")
+    console.print(table)
+
+
+def _model_to_evaluate(
+    target: Path, overrides: list[str], config: Path | None, newest_checkpoint: Any
+) -> "tuple[RunConfig, Path]":
+    from agent_rl.config import load
+
+    is_run = (target / "config.yaml").is_file()
+    model = newest_checkpoint(target) if is_run else target
+    own = target / "config.yaml" if is_run else target.parent.parent / "config.yaml"
+    if config is None and not own.is_file():
+        raise ValueError(f"{target} is no run; say with --config which prompts, tools and sampling to evaluate with")
+    return load(config or own, [*overrides, f"model.path={model}"]), model
+
+
+@app.command()
+def analyze(
+    run: Annotated[Path, typer.Argument(help="Directory of a run")],
+    first_step: Annotated[int, typer.Option(help="Leave out the steps before this one")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the run into this PNG file")] = None,
+) -> None:
+    """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
+    with one_sentence_errors():
+        from agent_rl.analysis import plots, tables
+        from agent_rl.pipeline.run_directory import read_metrics
+
+        _print(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
+        _print(tables.stop_reasons(run), "why episodes ended")
+        if picture is not None:
+            plots.run_picture(run, read_metrics(run), picture)
+            console.print(f"picture: {picture}")
+
+
+def _print(frame: "pl.DataFrame", title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in frame.columns:
+        table.add_column(name, justify="right")
+    for row in frame.iter_rows():
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else f"{cell}" for cell in row))
+    console.print(table)
+
+
+@app.command()
+def warmstart(
+    config: Annotated[Path, typer.Argument(help="A warm-start config, such as configs/warmstart.yaml")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides such as seed=1")] = None,
+) -> None:
+    """Make the tiny model that the quickstart starts from: a new Qwen3 trained on written traces."""
+    with one_sentence_errors():
+        from agent_rl.warmstart import run_command
+
+        run_command(config, overrides or [], console)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(app())

@@ -1,0 +1,51 @@
+"""Lag is arithmetic: the schedule against worked rows, and against what the two promises say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.pipeline.regimes.batch_async import BatchAsync
+from agent_rl.pipeline.regimes.sync import Sync
+from agent_rl.pipeline.schedule import Schedule
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "lag_staleness.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("name", ["broadcast_every_1_steps_per_rollout_1", "broadcast_every_8_steps_per_rollout_1"])
+def test_broadcast_schedule_matches_the_worked_rows(name: str) -> None:
+    case = next(case for case in GOLDEN if case["name"] == name)
+    config = BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])
+    schedule = BatchAsync(config).schedule
+    rows = [[i, schedule.version(i), i, i - schedule.version(i)] for i in range(case["in"]["n_rollouts"])]
+    assert rows == case["out"]["rows_rollout_l_j_N"]
+
+
+@given(k=st.integers(0, 20), step=st.integers(0, 200))
+def test_exact_lag_ramps_and_then_holds(k: int, step: int) -> None:
+    schedule = BatchAsync(BatchAsync.Config(exact_lag=k)).schedule
+    assert step - schedule.version(step) == min(step, k)
+
+
+@given(n=st.integers(1, 20))
+def test_a_broadcast_interval_cycles_through_1_to_n(n: int) -> None:
+    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=n)).schedule
+    lags = [step - schedule.version(step) for step in range(n + 1, 3 * n + 1)]
+    assert lags == list(range(1, n + 1)) * 2
+
+
+@given(prefetch=st.integers(0, 9), interval=st.integers(1, 9), batch=st.integers(0, 99))
+def test_a_batch_is_sampled_with_what_is_served_when_its_sampling_starts(
+    prefetch: int, interval: int, batch: int
+) -> None:
+    schedule = Schedule(prefetch, interval)
+    assert schedule.version(batch) == schedule.served(max(0, batch - prefetch)) <= batch
+    assert schedule.version(batch) % interval == 0
+
+
+def test_sync_has_no_lag_and_runs_in_waves() -> None:
+    schedule = Sync(Sync.Config()).schedule
+    assert [schedule.version(i) for i in range(4)] == [0, 1, 2, 3]
+    assert schedule.waves

@@ -1,0 +1,87 @@
+"""Configs: every shipped one loads, bad ones get one sentence that says what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_rl.config import RunConfig, apply_override, dump, load
+from agent_rl.settings import check
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_config_loads(path: Path) -> None:
+    if path.name.startswith("warmstart"):
+        from agent_rl.warmstart.config import WarmstartConfig
+
+        assert check(WarmstartConfig, yaml.safe_load(path.read_text()), path.name).stages
+    else:
+        assert load(path).num_steps >= 1
+
+
+def test_a_dumped_config_loads_to_the_same(tmp_path: Path) -> None:
+    config = load(CONFIGS / "quickstart.yaml", ["objective.clip.type=sat", "pipeline.exact_lag=8"])
+    copy = tmp_path / "config.yaml"
+    copy.write_text(dump(config))
+    assert load(copy) == config
+    assert (config.objective.clip.type, config.pipeline.exact_lag) == ("sat", 8)
+
+
+def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
+    mapping: dict[str, Any] = {
+        "objective": {"clip": {"type": "sat", "alpha": 0.8, "eps_low": 0.1}},
+        "pipeline": {"type": "batch_async", "exact_lag": 3},
+    }
+    apply_override(mapping, "objective.clip.type=ppo")
+    apply_override(mapping, "pipeline.type=sync")
+    assert mapping == {"objective": {"clip": {"type": "ppo", "eps_low": 0.1}}, "pipeline": {"type": "sync"}}
+    assert check(RunConfig, mapping).objective.clip.eps_low == 0.1
+
+
+@pytest.mark.parametrize(
+    ("mapping", "sentence"),
+    [
+        ({"num_step": 3}, "unknown key 'num_step'; did you mean 'num_steps'?"),
+        ({"rollout": {"max_tool_turns": 3}}, "unknown key 'rollout.max_tool_turns'; did you mean 'max_tool_turn'?"),
+        (
+            {"objective": {"clip": {"type": "sat", "alfa": 0.9}}},
+            "unknown key 'alfa' in clip sat; did you mean 'alpha'?",
+        ),
+        ({"objective": {"clip": "satt"}}, "unknown clip type 'satt'; did you mean 'sat'?"),
+        ({"rollout": {"sampling": {"top_p": 0}}}, "top_p must lie in (0, 1], got 0"),
+        ({"rollout": {"sampling": {"top_p": 1.5}}}, "top_p must lie in (0, 1], got 1.5"),
+        ({"batch": {"group_size": 1}}, "batch.group_size is 1, but group advantages compare"),
+        ({"model": {"path": "no/such/model"}}, "no model at 'no/such/model'"),
+        ({"prompts": {"type": "jsonl", "path": "no/such.jsonl"}}, "no/such.jsonl"),
+        ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
+        ({"prompts": {}}, "a prompts needs a `type`; known: "),
+        ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
+        ({"num_steps": 0}, "num_steps: Input should be greater than or equal to 1, got 0"),
+    ],
+)
+def test_bad_values_get_one_sentence(mapping: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        check(RunConfig, mapping)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("a: [", "is not valid YAML"), ("- 1", "must hold a mapping")],
+)
+def test_unreadable_files_are_named(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        load(path)
+    with pytest.raises(ValueError, match=r"no config file at 'absent.yaml'"):
+        load(Path("absent.yaml"))
+
+
+def test_overrides_must_be_assignments() -> None:
+    with pytest.raises(ValueError, match="must read key=value"):
+        apply_override({}, "objective.clip.type")
