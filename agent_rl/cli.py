@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -78,13 +79,24 @@ def _run_to_train(arguments: list[str], run: Path | None, resume: Path | None) -
         if files or run is not None:
             raise ValueError("--resume takes its config and directory from the run; give overrides only")
         newest_checkpoint(resume)
-        return load(resume / "config.yaml", overrides), resume
+        return _resumed_config(resume, overrides), resume
     if len(files) != 1:
         raise ValueError("give one config file, such as configs/quickstart.yaml")
     config = load(Path(files[0]), overrides)
     if run is not None and run.exists() and any(run.iterdir()):
         raise ValueError(f"{run} already holds files; continue it with --resume {run} or name another directory")
     return config, run or _new_run(Path(files[0]).stem)
+
+
+def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
+    """The run's own config with overrides that leave alone what its recorded rollouts were made with."""
+    from agent_rl.config import load
+
+    before, after = load(run / "config.yaml"), load(run / "config.yaml", overrides)
+    for key in ("seed", "model", "prompts", "batch", "rollout", "pipeline"):
+        if getattr(before, key) != getattr(after, key):
+            raise ValueError(f"{key} cannot change when a run is resumed; start a new run with it")
+    return after
 
 
 def _new_run(name: str) -> Path:
@@ -144,10 +156,22 @@ def analyze(
             console.print(f"picture: {picture}")
 
 
+_HEADINGS = {
+    "mean_abs_d": "mean |d|",
+    "gate_rate": "gate",
+    "clip_fraction": "clip",
+    "kept_size": "kept",
+    "lag_mean": "lag",
+    "stop_reason": "stop reason",
+    "reward_mean": "reward",
+    "turns_mean": "turns",
+}
+
+
 def _print(frame: "pl.DataFrame", title: str) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name in frame.columns:
-        table.add_column(name, justify="right")
+        table.add_column(_HEADINGS.get(name, name), justify="right")
     for row in frame.iter_rows():
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
@@ -160,9 +184,20 @@ def warmstart(
 ) -> None:
     """Make the tiny model that the quickstart starts from: a new Qwen3 trained on written traces."""
     with one_sentence_errors():
-        from agent_rl.warmstart import run_command
+        from rich.progress import Progress
 
-        run_command(config, overrides or [], console)
+        from agent_rl.config import apply_override, read_yaml
+        from agent_rl.settings import check
+        from agent_rl.warmstart import WarmstartConfig, run
+
+        mapping = read_yaml(config)
+        for override in overrides or []:
+            apply_override(mapping, override)
+        settings = check(WarmstartConfig, mapping, str(config))
+        with Progress(console=console) as bar:
+            task = bar.add_task("warm start")
+            run(settings, lambda p: bar.update(task, total=p.num_steps, completed=p.step))
+    console.print(f"model directory: {settings.output}")
 
 
 def main() -> None:

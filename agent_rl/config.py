@@ -145,6 +145,18 @@ class RunConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _episodes_fit(self) -> Self:
+        longest = self.rollout.max_episode_tokens
+        holders = {
+            "rollout.engine.max_sequence_tokens": getattr(self.rollout.engine, "max_sequence_tokens", longest),
+            "trainer.max_tokens_per_microbatch": getattr(self.trainer, "max_tokens_per_microbatch", longest),
+        }
+        for key, holds in holders.items():
+            if holds < longest:
+                raise ValueError(f"rollout.max_episode_tokens is {longest}, but {key} is {holds}; make them fit")
+        return self
+
 
 def model_directory(path: str) -> Path:
     """The directory that `model.path` names."""

@@ -61,7 +61,7 @@ class LiveView:
         if self.live:
             self.live.update(self._render())
         else:
-            self.console.print(_line(row, left), highlight=False)
+            self.console.print(_line(row, left), highlight=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         """Wall time left at the pace since the first step that was shown."""

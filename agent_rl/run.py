@@ -4,7 +4,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import ray
 
 from agent_rl import registry
 from agent_rl.config import RunConfig
+from agent_rl.facts import part_path
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.evaluation import evaluate
-from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
+from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
@@ -38,8 +39,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
     """
     checkpoint = newest_checkpoint(path) if resume else None
-    start = json.loads((checkpoint / "state.json").read_text())["step"] if checkpoint else 0
-    schedule: Schedule = registry.build("pipeline", config.pipeline).schedule
+    start, schedule = where_to_start(config, path, checkpoint)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ToolServer(config.sandbox))
         stack.enter_context(local_ray(config.rollout.num_workers + 1))
@@ -61,6 +61,20 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         with stop_on_interrupt(controller):
             controller.run()
     return Outcome(controller.step, controller.step == config.num_steps)
+
+
+def where_to_start(config: RunConfig, path: Path, checkpoint: Path | None) -> tuple[int, Schedule]:
+    """The first step to run, and the lag schedule from there.
+
+    A run that was stopped left its queue in the rollout facts. One that had ended left none: extending it
+    starts the ramp of the lag again.
+    """
+    schedule: Schedule = registry.build("pipeline", config.pipeline).schedule
+    if checkpoint is None:
+        return 0, schedule
+    state = json.loads((checkpoint / "state.json").read_text())
+    has_queue = part_path(path / ROLLOUT_TABLE, state["step"]).is_file()
+    return state["step"], replace(schedule, ramp_from=state["ramp_from"] if has_queue else state["step"])
 
 
 def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:

@@ -60,6 +60,7 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
         ({"prompts": {}}, "a prompts needs a `type`; known: "),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
+        ({"trainer": {"type": "torch", "max_tokens_per_microbatch": 99}}, "trainer.max_tokens_per_microbatch is 99"),
         ({"num_steps": 0}, "num_steps: Input should be greater than or equal to 1, got 0"),
     ],
 )

@@ -84,12 +84,12 @@ class Controller:
             self._finish()
 
     def _fill(self) -> None:
-        """Sample, before the first step, the batches that a fresh run needs ready; a resumed run reads them."""
+        """Have the first batches ready: a resumed run reads what it had, an empty queue is sampled anew."""
         for batch in range(self.start, min(self.start + self.schedule.prefetch, self.config.num_steps)):
-            if self.start > 0:
+            if self.start > self.schedule.ramp_from:
                 self.ready[batch] = self.directory.read_rollouts(batch)
             elif not self.stop_requested:
-                self._collect(self._generate(batch, event_step=-1))
+                self._collect(self._generate(batch, event_step=self.start - 1))
 
     def _generate(self, batch: int, event_step: int | None = None) -> Generation | None:
         """Start sampling a batch on all workers; None past the last step."""
@@ -181,7 +181,7 @@ class Controller:
         """Write a checkpoint of the version just made, with the older weights that are still being served."""
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        self._wait([self.stages.trainer.save.remote(str(temporary), self.step)])
+        self._wait([self.stages.trainer.save.remote(str(temporary), self.step, self.schedule.ramp_from)])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
         self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
 

@@ -25,12 +25,15 @@ METRIC_KEYS = (
 """Keys that every line of metrics.jsonl has; null where there is no value."""
 
 
+ROLLOUT_TABLE = "rollout_facts.parquet"
+
+
 class RunDirectory:
     """Writes a run's tables as the run goes on. Opening it for `step` cuts everything back to that step."""
 
     def __init__(self, path: Path, config: RunConfig, step: int = 0, prefetch: int = 0) -> None:
         self.path = path
-        self.rollout_facts = path / "rollout_facts.parquet"
+        self.rollout_facts = path / ROLLOUT_TABLE
         self.training_facts = path / "training_facts.parquet"
         self.mismatch = path / "mismatch.parquet"
         self.metrics = path / "metrics.jsonl"

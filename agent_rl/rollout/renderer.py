@@ -50,7 +50,8 @@ class Renderer:
             return content
         marker = f"...[{len(ids)} tokens]"
         room = self.max_tool_output_tokens - len(self._encode(marker))
-        return self._decode_raw(ids[: max(room, 0)]) + marker
+        # A cut inside a character decodes to the replacement character, which would cost tokens of its own.
+        return self._decode_raw(ids[: max(room, 0)]).rstrip("\ufffd") + marker
 
     def decode_turn(self, token_ids: IntArray) -> str:
         """Text of a sampled turn without its end token; tool-call markers stay."""

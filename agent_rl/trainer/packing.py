@@ -56,8 +56,8 @@ def pack(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> Tok
         advantages=_spread(np.asarray(advantages, np.float32), lengths),
         temperature=_spread(np.array([t.sampling_params.temperature for t in trajectories], np.float32), lengths),
         cu_seqlens=torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32),
-        kept_ids=torch.tensor(mask.token_ids, dtype=torch.int64) if mask else None,
-        kept_offsets=torch.tensor(mask.offsets, dtype=torch.int64) if mask else None,
+        kept_ids=torch.tensor(mask.token_ids, dtype=torch.int64) if mask is not None else None,
+        kept_offsets=torch.tensor(mask.offsets, dtype=torch.int64) if mask is not None else None,
     )
 
 

@@ -27,10 +27,10 @@ class TrainWorker:
     def publish(self, path: str) -> None:
         self.engine.publish(Path(path))
 
-    def save(self, directory: str, step: int) -> None:
+    def save(self, directory: str, step: int, ramp_from: int) -> None:
         """Write a checkpoint of `step`; state.json goes last, so its presence says the rest is whole."""
         self.engine.save(Path(directory))
-        (Path(directory) / "state.json").write_text(json.dumps({"step": step}))
+        (Path(directory) / "state.json").write_text(json.dumps({"step": step, "ramp_from": ramp_from}))
 
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))
