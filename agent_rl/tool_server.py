@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import httpx
 
@@ -60,7 +60,7 @@ class ToolServer:
         line = self._process.stdout.readline()
         if not line.startswith(_READY):
             raise ValueError(f"the tool server did not start (exit code {self._process.wait()}); its reason is above")
-        threading.Thread(target=self._process.stdout.read, daemon=True).start()  # keep the pipe empty
+        threading.Thread(target=_drain, args=(self._process.stdout,), daemon=True).start()
         return line.removeprefix(_READY).strip()
 
     def _check_foreign(self) -> None:
@@ -71,3 +71,10 @@ class ToolServer:
                 f"no tool server answers at {self.url} ({error}); start one with `python -m sandbox.server` "
                 "or set sandbox.url to null"
             ) from None
+
+
+def _drain(pipe: IO[str]) -> None:
+    """Keep a pipe empty until its other end closes."""
+    with pipe:
+        for _ in pipe:
+            pass

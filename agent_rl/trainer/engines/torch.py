@@ -188,7 +188,9 @@ class TorchEngine(PartBase):
 def _load_model(model_path: str, dtype: str) -> Any:
     """The causal LM of a directory, in train mode without dropout surprises, on packed attention."""
     from transformers import AutoModelForCausalLM  # heavy
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     packed_attention.register()
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=getattr(torch, dtype), attn_implementation=packed_attention.NAME
