@@ -203,3 +203,7 @@ def warmstart(
 def main() -> None:
     """The console script."""
     sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -100,7 +100,13 @@ def newest_checkpoint(path: Path) -> Path:
 
 @contextlib.contextmanager
 def local_ray(num_actors: int) -> Iterator[None]:
-    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each."""
+    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each.
+
+    Where a Ray is up already, as in a notebook, that one is used and left up.
+    """
+    if ray.is_initialized():
+        yield
+        return
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     ray.init(
         num_cpus=num_actors,

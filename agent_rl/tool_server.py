@@ -24,7 +24,7 @@ class ToolServer:
         self.config = config
         self.url = config.url or ""
         self.num_restarts = 0
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         if self.config.url is None:
@@ -36,16 +36,16 @@ class ToolServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        if self.process is not None:
+            self.process.terminate()
             try:
-                self._process.wait(timeout=10)
+                self.process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                self.process.kill()
 
     def check(self) -> None:
         """Start the run's own server again, on the same port, if it has died. Raises after too many times."""
-        if self._process is None or self._process.poll() is None:
+        if self.process is None or self.process.poll() is None:
             return
         if self.num_restarts == _MAX_RESTARTS:
             raise ValueError(f"the tool server died {_MAX_RESTARTS + 1} times; see its messages above")
@@ -55,12 +55,12 @@ class ToolServer:
     def _start(self, port: int) -> str:
         command = [sys.executable, "-m", "sandbox.server", "--port", str(port), "--die-with-parent"]
         # A session of its own: Ctrl-C in the terminal is for the run, which ends the server when it is done.
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
         if not line.startswith(_READY):
-            raise ValueError(f"the tool server did not start (exit code {self._process.wait()}); its reason is above")
-        threading.Thread(target=_drain, args=(self._process.stdout,), daemon=True).start()
+            raise ValueError(f"the tool server did not start (exit code {self.process.wait()}); its reason is above")
+        threading.Thread(target=_drain, args=(self.process.stdout,), daemon=True).start()
         return line.removeprefix(_READY).strip()
 
     def _check_foreign(self) -> None:

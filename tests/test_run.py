@@ -1,0 +1,199 @@
+"""Whole runs on a real Ray, tool server, engine and trainer: lag, learning, reproducibility, resuming, failures."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+from agent_rl import registry
+from agent_rl.analysis import tables
+from agent_rl.config import RunConfig, SandboxConfig
+from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
+from agent_rl.pipeline.schedule import Schedule
+from agent_rl.rollout.worker import RolloutWorker
+from agent_rl.run import load_weights, local_ray, newest_checkpoint, train
+from agent_rl.tool_server import ToolServer
+from agent_rl.trainer.worker import TrainWorker
+from sandbox.base import SandboxError
+from tests.configs import QUICKSTART, quickstart
+
+SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=0")
+
+
+def ignore(row: dict[str, Any]) -> None:
+    return
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One Ray for all runs of this file."""
+    with local_ray(4):
+        yield
+
+
+def make_stages(config: RunConfig, server: ToolServer) -> Stages:
+    return Stages(
+        prompts=registry.build("prompts", config.prompts, config.seed),
+        eval_prompts=registry.build("prompts", config.eval.prompts, config.seed),
+        workers=[ray.remote(RolloutWorker).remote(config, server.url, False)],
+        trainer=ray.remote(TrainWorker).remote(config),
+        channel=registry.build("weights", config.weights),
+        check_tool_server=server.check,
+    )
+
+
+def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -> RunDirectory:
+    """Run all steps of `config` with given stages, from version 0."""
+    load_weights(stages, None, 0, schedule)
+    directory = RunDirectory(path, config)
+    Controller(config, schedule, stages, directory, 0, ignore).run()
+    directory.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stages() -> Iterator[Stages]:
+    config = quickstart(*SMALL)
+    with ToolServer(config.sandbox) as server:
+        made = make_stages(config, server)
+        yield made
+        made.channel.close()
+
+
+def recorded_lags(path: Path) -> list[tuple[int, int, int]]:
+    """(step, smallest lag, largest lag) over the sampled tokens of each trained batch, from the facts alone."""
+    facts = tables.read_rollout_facts(path)
+    trained = pl.read_parquet(path / "training_facts.parquet" / "*.parquet")
+    joined = trained.join(facts, on="episode_id").explode("policy_versions").filter(pl.col("policy_versions") >= 0)
+    lag = pl.col("step") - pl.col("policy_versions")
+    grouped = joined.group_by("step").agg(lag.min().alias("low"), lag.max().alias("high")).sort("step")
+    return [tuple(row) for row in grouped.iter_rows()]
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_exact_lag_holds_on_the_recorded_versions(stages: Stages, tmp_path: Path, k: int) -> None:
+    config = quickstart(*SMALL, f"pipeline.exact_lag={k}", f"num_steps={k + 2}")
+    schedule = registry.build("pipeline", config.pipeline).schedule
+    directory = control(config, schedule, stages, tmp_path)
+    assert recorded_lags(tmp_path) == [(step, min(step, k), min(step, k)) for step in range(k + 2)]
+    assert directory.ledger.counts()["in_flight"] == 0
+    assert directory.ledger.counts()["trained"] == 2 * (k + 2)
+
+
+def test_a_broadcast_interval_cycles(stages: Stages, tmp_path: Path) -> None:
+    config = quickstart(*SMALL, "pipeline.exact_lag=null", "pipeline.broadcast_interval=3", "num_steps=8")
+    control(config, registry.build("pipeline", config.pipeline).schedule, stages, tmp_path)
+    assert [low for _, low, _ in recorded_lags(tmp_path)] == [0, 1, 2, 3, 1, 2, 3, 1]
+    assert [high for _, _, high in recorded_lags(tmp_path)] == [0, 1, 2, 3, 1, 2, 3, 1]
+
+
+def final_weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(newest_checkpoint(path) / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_sync_is_reproducible_and_resuming_changes_nothing(tmp_path: Path) -> None:
+    overrides = ("pipeline.type=sync", "batch.num_prompts=4", "batch.group_size=4", "eval.every=0", "num_steps=3")
+    config = quickstart(*overrides, "checkpoint.every=1", "checkpoint.keep=3")
+    first, again, stopped = tmp_path / "first", tmp_path / "again", tmp_path / "stopped"
+    for path in (first, again):
+        assert train(config, path, False, ignore).complete
+    facts = [tables.read_rollout_facts(path).sort("episode_id").drop("turns") for path in (first, again)]
+    assert facts[0].equals(facts[1])
+    assert facts[0]["reward"].sum() > 0
+    assert same(final_weights(first), final_weights(again))
+    train(config.model_copy(update={"num_steps": 1}), stopped, False, ignore)
+    train(config, stopped, True, ignore)
+    assert same(final_weights(first), final_weights(stopped))
+    assert tables.read_rollout_facts(stopped).sort("episode_id").drop("turns").equals(facts[0])
+
+
+def test_a_resumed_asynchronous_run_keeps_its_queue_and_its_lag(tmp_path: Path) -> None:
+    config = quickstart(*SMALL, "pipeline.exact_lag=2", "num_steps=6", "checkpoint.every=2")
+    rows: list[dict[str, Any]] = []
+
+    def stop_after_three(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if row["step"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    outcome = train(config, tmp_path, False, stop_after_three)
+    assert (outcome.step, outcome.complete) == (3, False)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-000002", "step-000003"]
+    assert train(config, tmp_path, True, ignore).complete
+    assert recorded_lags(tmp_path) == [(step, min(step, 2), min(step, 2)) for step in range(6)]
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(6))
+    extended = config.model_copy(update={"num_steps": 8})
+    assert train(extended, tmp_path, True, ignore).complete
+    assert recorded_lags(tmp_path)[6:] == [(6, 0, 0), (7, 1, 1)]
+
+
+def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
+    config = quickstart("num_steps=10", "eval.num_prompts=64", "eval.every=10")
+    rows: list[dict[str, Any]] = []
+    train(config, tmp_path, False, rows.append)
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(11))
+    assert all(set(METRIC_KEYS) <= row.keys() for row in read_metrics(tmp_path))
+    assert rows[-1]["eval_avg"] > rows[0]["eval_avg"] + 0.15
+    assert rows[0]["mismatch_mean_abs"] < 1e-5 < rows[5]["mismatch_mean_abs"]
+    table = tables.per_turn(tmp_path)
+    assert table["turn"].to_list()[0] == "0"
+    assert table["turn"].to_list()[-1] == "all"
+    sampled = tables.read_rollout_facts(tmp_path)["num_sampled"].sum()
+    assert table.filter(pl.col("turn") == "all")["n"].item() == sampled
+
+
+def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_path: Path) -> None:
+    config = quickstart("num_steps=3", "batch.num_prompts=8", "eval.every=0", "rollout.max_attempts=5")
+    with ToolServer(config.sandbox) as server:
+        stages = make_stages(config, server)
+        timer = threading.Timer(0.3, lambda: server.process.kill())
+        schedule = Schedule(prefetch=1, broadcast_interval=1)
+        load_weights(stages, None, 0, schedule)
+        directory = RunDirectory(tmp_path, config)
+        timer.start()
+        Controller(config, schedule, stages, directory, 0, ignore).run()
+        assert server.num_restarts == 1
+        stages.channel.close()
+    counts = directory.ledger.counts()
+    assert counts["episodes_reissued"] > 0
+    assert counts["issued"] == counts["trained"] + counts["dropped"] == 24
+    assert (tables.read_rollout_facts(tmp_path)["attempt"] > 0).sum() > 0
+
+
+def test_a_tool_server_that_stays_away_stops_the_run_with_its_name(tmp_path: Path) -> None:
+    with ToolServer(SandboxConfig()) as server:
+        config = quickstart(*SMALL, f"sandbox.url={server.url}", "sandbox.patience_s=1", "num_steps=2")
+        threading.Timer(0.1, lambda: server.process.kill()).start()
+        with pytest.raises((SandboxError, ExceptionGroup)) as caught:
+            train(config, tmp_path, False, ignore)
+    assert server.url in str(getattr(caught.value, "cause", caught.value))
+
+
+def test_ctrl_c_on_the_command_line_says_how_to_continue(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent_rl.cli", "train", str(QUICKSTART), *SMALL, "--run", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step 1 "):
+            process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    assert f"continue with: agent-rl train --resume {tmp_path / 'run'}" in lines[-1]
+    state = json.loads((newest_checkpoint(tmp_path / "run") / "state.json").read_text())
+    assert state["step"] >= 2
