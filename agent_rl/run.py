@@ -12,6 +12,7 @@ import ray
 
 from agent_rl import registry
 from agent_rl.config import RunConfig
+from agent_rl.data.sources.base import PromptSource
 from agent_rl.facts import part_path
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.evaluation import evaluate
@@ -40,6 +41,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     """
     checkpoint = newest_checkpoint(path) if resume else None
     start, schedule = where_to_start(config, path, checkpoint)
+    prompts, eval_prompts = build_prompts(config)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ToolServer(config.sandbox))
         stack.enter_context(local_ray(config.rollout.num_workers + 1))
@@ -47,8 +49,8 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         stack.callback(channel.close)
         rollout = ray.remote(RolloutWorker)
         stages = Stages(
-            prompts=registry.build("prompts", config.prompts, config.seed),
-            eval_prompts=registry.build("prompts", config.eval.prompts, config.seed),
+            prompts=prompts,
+            eval_prompts=eval_prompts,
             workers=[rollout.remote(config, server.url, schedule.waves) for _ in range(config.rollout.num_workers)],
             trainer=ray.remote(TrainWorker).remote(config),
             channel=channel,
@@ -61,6 +63,12 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         with stop_on_interrupt(controller):
             controller.run()
     return Outcome(controller.step, controller.step == config.num_steps)
+
+
+def build_prompts(config: RunConfig) -> tuple[PromptSource, PromptSource]:
+    """The training and the held-out prompts; built before anything is started, since a file may be missing."""
+    sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
+    return sources[0], sources[1]
 
 
 def where_to_start(config: RunConfig, path: Path, checkpoint: Path | None) -> tuple[int, Schedule]:
@@ -140,8 +148,8 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 def evaluate_model(config: RunConfig) -> dict[str, float]:
     """avg@k and pass@k of `model.path` on the config's held-out prompts, through the whole rollout."""
 
+    _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
         rollout = ray.remote(RolloutWorker)
         workers = [rollout.remote(config, server.url, False) for _ in range(config.rollout.num_workers)]
-        prompts = registry.build("prompts", config.eval.prompts, config.seed)
         return evaluate(config, prompts, workers, ray.get)

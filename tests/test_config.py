@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from agent_rl.config import RunConfig, apply_override, dump, load
+from agent_rl.run import train
 from agent_rl.settings import check
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -56,7 +57,6 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"rollout": {"sampling": {"top_p": 1.5}}}, "top_p must lie in (0, 1], got 1.5"),
         ({"batch": {"group_size": 1}}, "batch.group_size is 1, but group advantages compare"),
         ({"model": {"path": "no/such/model"}}, "no model at 'no/such/model'"),
-        ({"prompts": {"type": "jsonl", "path": "no/such.jsonl"}}, "no/such.jsonl"),
         ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
         ({"prompts": {}}, "a prompts needs a `type`; known: "),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
@@ -81,6 +81,13 @@ def test_unreadable_files_are_named(tmp_path: Path, text: str, sentence: str) ->
         load(path)
     with pytest.raises(ValueError, match=r"no config file at 'absent.yaml'"):
         load(Path("absent.yaml"))
+
+
+def test_a_missing_prompt_file_is_named_before_anything_starts(tmp_path: Path) -> None:
+    config = check(RunConfig, {"prompts": {"type": "jsonl", "path": "no/such.jsonl"}})
+    with pytest.raises(ValueError, match=r"no/such\.jsonl"):
+        train(config, tmp_path / "run", False, lambda row: None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_overrides_must_be_assignments() -> None:

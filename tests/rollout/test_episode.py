@@ -26,7 +26,7 @@ from sandbox.client import SandboxClient
 from tests.configs import quickstart
 from tools.base import Tool
 
-RENDERER = Renderer(model_directory("builtin:tiny-qwen3"), max_tool_output_tokens=48)
+RENDERER = Renderer(model_directory("builtin:tiny-qwen3"), max_tool_output_tokens=120)
 PROMPT = Prompt(0, ({"role": "user", "content": "s37 *4 +19 %50"},), "17")
 
 
@@ -182,7 +182,7 @@ def test_tool_output_is_cut_in_tokens(tool_server: str) -> None:
     (content,) = results(episode)
     assert content.startswith("7777")
     assert content.endswith("...[999 tokens]")
-    assert len(content) == 48
+    assert len(content) == 120
 
 
 def test_budgets_end_an_episode(tool_server: str) -> None:

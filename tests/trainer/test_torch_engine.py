@@ -44,14 +44,13 @@ def dense_logprobs(trajectory: Trajectory) -> np.ndarray:
     with torch.no_grad():
         logits = model(torch.tensor(trajectory.token_ids[None], dtype=torch.int64)).logits[0]
     logits = logits / trajectory.sampling_params.temperature
-    found, row = np.full(len(trajectory), np.nan, np.float32), 0
-    for t in np.flatnonzero(trajectory.loss_mask):
+    found = np.full(len(trajectory), np.nan, np.float32)
+    for row, t in enumerate(np.flatnonzero(trajectory.loss_mask)):
         kept = trajectory.sampling_mask.row(row)
         masked = torch.full_like(logits[t - 1], -torch.inf)
         index = torch.tensor(kept if len(kept) else np.arange(len(masked)), dtype=torch.int64)
         masked[index] = logits[t - 1, index]
         found[t] = masked.log_softmax(-1)[trajectory.token_ids[t]]
-        row += 1
     return found
 
 
