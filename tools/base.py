@@ -30,7 +30,7 @@ class Tool(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    async def call(self, **arguments: Any) -> ToolResult: ...
+    async def call(self, *_: Any, **arguments: Any) -> ToolResult: ...
 
     async def close(self) -> None:
         """Free what the tool holds; called once when the episode ends, also after a failure."""

@@ -1,0 +1,135 @@
+"""Asks the tool server for sessions. One client serves all episodes of one event loop.
+
+An exec carries a request id that the server remembers, so repeating a request whose answer got lost is
+safe: it runs at most once. Errors are those of `sandbox.base`: `Unavailable` if the server is gone, has no
+room for `open_wait_s`, or refuses the token; `SessionLost` if it no longer knows the session.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any
+
+import httpcore
+from pydantic import TypeAdapter, ValidationError
+
+from sandbox.base import ExecResult, Sandbox, SessionLost, Unavailable
+
+_CONNECT_S = 5.0
+_MARGIN_S = 30.0
+_EXEC_S = 600.0
+_ATTEMPTS = 2
+_FULL_POLL_S = 0.05
+_RESULT = TypeAdapter(ExecResult)
+
+
+class SandboxClient(Sandbox):
+    """An async client of `python -m sandbox.server` at `url`."""
+
+    def __init__(self, url: str, token: str | None = None, open_wait_s: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        parsed = httpcore.URL(self._url)
+        if parsed.scheme not in (b"http", b"https") or not parsed.host:
+            raise ValueError(f"{url!r} is no address of a tool server; give one like http://127.0.0.1:8765")
+        self._origin = parsed.origin
+        host = parsed.host if parsed.port is None else b"%b:%d" % (parsed.host, parsed.port)
+        self._headers = [(b"host", host), (b"content-type", b"application/json")]
+        if token:
+            self._headers.append((b"authorization", b"Bearer " + token.encode()))
+        self._open_wait_s = open_wait_s
+        # connections one by one: a shared pool looks at every connection for every request, which at 128
+        # concurrent requests costs three times the request itself
+        self._idle: list[httpcore.AsyncHTTPConnection] = []
+        self._closed = False
+
+    async def open(self) -> str:
+        """A new session's id. Waits for room; raises `Unavailable` after `open_wait_s` seconds."""
+        deadline, pause = time.monotonic() + self._open_wait_s, _FULL_POLL_S
+        while True:
+            response = await self._send("POST", "/sessions", None, _MARGIN_S)
+            if response.status != 503 or time.monotonic() > deadline:
+                return str(self._checked(response)["session_id"])
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    async def exec(self, session_id: str, code: str, wall_s: float | None = None) -> ExecResult:
+        """Run `code` in the session, at most once. `wall_s`: time limit in seconds, None for the server's own."""
+        body = {"code": code, "wall_s": wall_s, "request_id": secrets.token_hex(8)}
+        response = await self._send("POST", f"/sessions/{session_id}/exec", body, (wall_s or _EXEC_S) + _MARGIN_S)
+        try:
+            return _RESULT.validate_python(self._checked(response))
+        except ValidationError as error:
+            raise Unavailable(f"{self._url} does not answer like a tool server: {error}") from error
+
+    async def close_session(self, session_id: str) -> None:
+        """End the session. Raises `SessionLost` if it is unknown."""
+        self._checked(await self._send("DELETE", f"/sessions/{session_id}", None, _MARGIN_S))
+
+    async def health(self) -> dict[str, Any]:
+        """The server's `Health`."""
+        return self._checked(await self._send("GET", "/health", None, _CONNECT_S))
+
+    async def aclose(self) -> None:
+        """Close the connections; sessions stay open until they are closed or expire."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.aclose()
+
+    def _checked(self, response: httpcore.Response) -> dict[str, Any]:
+        """The answer's body, or the error that its status stands for."""
+        try:
+            body = json.loads(response.content or b"{}")
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise Unavailable(f"{self._url} does not answer like a tool server (HTTP {response.status})")
+        if response.status < 300:
+            return body
+        detail = body.get("detail")
+        if response.status == 404:
+            raise SessionLost(str(detail))
+        if response.status in (401, 500, 503):
+            raise Unavailable(f"the tool server at {self._url}: {detail}")
+        raise ValueError(f"the tool server refused the request ({response.status}): {detail}")
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpcore.Response:
+        """One request, repeated once on a new connection if the old one broke."""
+        content = b"" if body is None else json.dumps(body).encode()
+        headers = [*self._headers, (b"content-length", b"%d" % len(content))]
+        times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
+        for attempt in range(1, _ATTEMPTS + 1):
+            connection = self._take() if attempt == 1 else httpcore.AsyncHTTPConnection(self._origin)
+            try:
+                response = await connection.request(
+                    method, self._url + path, headers=headers, content=content, extensions={"timeout": times}
+                )
+            except httpcore.TimeoutException as error:
+                await connection.aclose()
+                raise Unavailable(f"the tool server at {self._url} did not answer within {timeout_s:g} s") from error
+            except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+                await connection.aclose()
+                if attempt == _ATTEMPTS:
+                    raise Unavailable(f"the tool server at {self._url} cannot be reached: {error}") from error
+            except BaseException:
+                await connection.aclose()
+                raise
+            else:
+                await self._keep(connection)
+                return response
+        raise AssertionError("unreachable")
+
+    def _take(self) -> httpcore.AsyncHTTPConnection:
+        """An idle connection, or a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_available():
+                return connection
+        return httpcore.AsyncHTTPConnection(self._origin)
+
+    async def _keep(self, connection: httpcore.AsyncHTTPConnection) -> None:
+        if self._closed:
+            await connection.aclose()
+        else:
+            self._idle.append(connection)

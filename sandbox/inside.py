@@ -1,0 +1,179 @@
+"""Runs inside bubblewrap: the zygote that forks sessions, and what a session does. Standard library only.
+
+The zygote is pid 1 of the outer namespaces and talks to the host alone: it takes a socket, forks a
+session that owns it, and gives back the session's pidfd. It never reads what a session writes. A session
+is pid 1 of namespaces of its own: when it dies, so does everything it started.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from sandbox import seccomp, syscalls
+from sandbox.cell import Cell
+
+_CHANNEL, _SPARE = 3, 200
+_MIB = 1 << 20
+_MAX_FRAME = 1 << 26
+
+
+def main() -> None:
+    """Serve fork requests on descriptor argv[1] until the host closes it; argv[2] is the config as JSON."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    config = json.loads(sys.argv[2])
+    # of all processes, the kernel shall pick sessions first when memory runs out
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+    for name in config["preload"]:
+        importlib.import_module(name)
+    config["filter"] = seccomp.program(config["allow_fork"])
+    config["address_space"] = _address_space() + config["memory_mb"] * _MIB
+    syscalls.forbid_privileges()
+    _warm_up()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    own_namespace = os.pidfd_open(os.getpid())
+    # frozen objects are never traversed again, so that sessions keep sharing their pages
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    control.send(b"ready")
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 16, 1)
+        if not message:
+            os._exit(0)
+        _fork_session(control, fds[0], own_namespace, config)
+        os.close(fds[0])
+
+
+def _warm_up() -> None:
+    """Let the interpreter set up its compiler once, here, and not in every session."""
+    streams = sys.stdout, sys.stderr
+    Cell().run("print(1)\n1 + 1", 1.0, 1024)
+    sys.stdout, sys.stderr = streams
+
+
+def _fork_session(control: socket.socket, channel: int, own_namespace: int, config: dict[str, Any]) -> None:
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    pid = os.fork()
+    if pid == 0:
+        _session(channel, config)
+    syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        control.send(b"died")
+        return
+    socket.send_fds(control, [b"pid"], [pidfd])
+    os.close(pidfd)
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _session(channel: int, config: dict[str, Any]) -> None:
+    """Isolate this process, then answer the host's requests until the host closes the channel."""
+    try:
+        _isolate(channel, config)
+        connection = socket.socket(fileno=_CHANNEL)
+        _write(connection, {"ready": True})
+        _serve(connection, config)
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            os.write(_CHANNEL, _frame({"ready": False, "error": f"{type(error).__name__}: {error}"}))
+    finally:
+        os._exit(0)
+
+
+def _isolate(channel: int, config: dict[str, Any]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+    safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    for path in ("/tmp", "/dev/shm"):
+        options = f"size={config['tmp_mb']}m,nr_inodes=4096,mode=1777"
+        syscalls.mount("tmpfs", path, "tmpfs", safe, options)
+    syscalls.mount("proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, "subset=pid")
+    os.chdir("/tmp")
+    os.setsid()
+    _own_descriptors(channel)
+    _set_limits(config)
+    syscalls.drop_capabilities()
+    syscalls.install_seccomp(config["filter"])
+
+
+def _own_descriptors(channel: int) -> None:
+    """Nothing stays open but /dev/null as 0, 1 and 2, and the channel as 3."""
+    moved = os.dup2(channel, _SPARE, inheritable=False)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.dup2(moved, _CHANNEL, inheritable=False)
+    os.closerange(_CHANNEL + 1, 1024)
+
+
+def _set_limits(config: dict[str, Any]) -> None:
+    limits = {
+        resource.RLIMIT_AS: config["address_space"],
+        resource.RLIMIT_FSIZE: config["tmp_mb"] * _MIB,
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+    # the soft limit raises in the code, the hard one kills
+    resource.setrlimit(resource.RLIMIT_CPU, (config["cpu_s"], config["cpu_s"] + 1))
+
+
+def _serve(connection: socket.socket, config: dict[str, Any]) -> None:
+    gc.enable()
+    random.seed(0)  # the same code gives the same output in every session
+    cell = Cell()
+    while (request := _read(connection)) is not None:
+        fields = cell.run(request["code"], request["wall_s"], config["max_output_bytes"])
+        if os.getpid() != 1:
+            os._exit(0)  # a child that the code forked and that fell through to here
+        if config["allow_fork"]:
+            _end_children()
+        _write(connection, {"id": request["id"], **fields})
+
+
+def _end_children() -> None:
+    """What a call started ends with the call, however it was detached."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def _write(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(_frame(message))
+
+
+def _read(connection: socket.socket) -> dict[str, Any] | None:
+    """The next request, or None when the host has closed the channel."""
+    header = connection.recv(4, socket.MSG_WAITALL)
+    if len(header) < 4:
+        return None
+    (length,) = struct.unpack("!I", header)
+    assert length <= _MAX_FRAME
+    body = connection.recv(length, socket.MSG_WAITALL)
+    request: dict[str, Any] = json.loads(body)
+    return request

@@ -1,0 +1,141 @@
+"""The tool server: `python -m sandbox.server --help`. Flags, the listening line, and an end that leaves nothing."""
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import yaml
+from pydantic import ValidationError
+
+from sandbox.app import make_app
+from sandbox.base import Unsupported
+from sandbox.zygote import ZygoteConfig, ZygoteSandbox
+
+_KEEP_ALIVE_S = 120
+_PARENT_POLL_S = 0.25
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it listens, ends sessions before connections, and leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config, address: str, sandbox: ZygoteSandbox) -> None:
+        super().__init__(config)
+        self._address, self._sandbox = address, sandbox
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(f"sandbox: listening on {self._address}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._sandbox.stop()  # calls in flight are answered: their session is lost
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn raises a captured signal again once it is done, before the sandbox is stopped
+        yield
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the server until SIGTERM or SIGINT. Exit code 1 and one sentence on stderr if it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.server", description="Serve sandboxed Python over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind; others than loopback need $SANDBOX_TOKEN")
+    parser.add_argument("--port", type=int, default=8765, help="port to bind; 0 picks a free one")
+    parser.add_argument("--config", type=Path, help="YAML with the keys of sandbox.zygote.ZygoteConfig")
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when the process that started this ends")
+    options = parser.parse_args(arguments)
+    try:
+        asyncio.run(_run(options, os.environ.get("SANDBOX_TOKEN") or None))
+    except (Unsupported, ValueError, OSError) as error:
+        sys.exit(f"sandbox: {error}")
+
+
+async def _run(options: argparse.Namespace, token: str | None) -> None:
+    parent = os.getppid()
+    if token is None and not _is_loopback(options.host):
+        raise ValueError(f"binding to {options.host} needs a token: set SANDBOX_TOKEN, for clients too")
+    # two descriptors a session, and one a connection
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sandbox = ZygoteSandbox(_config(options.config))
+    listener = _bind(options.host, options.port)
+    try:
+        await sandbox.start()
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        server = _Server(_uvicorn_config(sandbox, token), f"http://{host}:{listener.getsockname()[1]}", sandbox)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+        watch = asyncio.create_task(_stop_with(parent, server)) if options.die_with_parent else None
+        await server.serve([listener])
+        if watch is not None:
+            watch.cancel()
+    finally:
+        listener.close()
+        await sandbox.stop()
+
+
+def _uvicorn_config(sandbox: ZygoteSandbox, token: str | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(sandbox, token),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+
+
+async def _stop_with(parent: int, server: _Server) -> None:
+    """Polled, not PR_SET_PDEATHSIG: that one fires when the parent's starting thread ends."""
+    while os.getppid() == parent:
+        await asyncio.sleep(_PARENT_POLL_S)
+    server.should_exit = True
+
+
+def _config(path: Path | None) -> ZygoteConfig:
+    if path is None:
+        return ZygoteConfig()
+    if not path.is_file():
+        raise ValueError(f"there is no config file {path}; give --config an existing YAML file or leave it out")
+    try:
+        return ZygoteConfig.model_validate(yaml.safe_load(path.read_text()) or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: `{key}`: {first['msg']}; see sandbox.zygote.ZygoteConfig") from error
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it every answer waits 40 ms
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(f"cannot bind to {host}:{port} ({error.strerror}); pick another --port, or 0") from error
+    return listener
+
+
+if __name__ == "__main__":
+    main()

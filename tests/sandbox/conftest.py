@@ -1,0 +1,118 @@
+"""A real server for the sandbox tests, and blocking calls to it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.base import ExecResult, SandboxError
+from sandbox.client import SandboxClient
+
+LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 5.0, "max_processes": 8, "max_output_bytes": 2000}
+CONFIG = {"max_sessions": 40, "warm_sessions": 2, "limits": LIMITS}
+
+
+class Server:
+    """A server process. Its address is on the one line that it prints."""
+
+    def __init__(self, path: Path, config: dict[str, Any], *flags: str, **environment: str) -> None:
+        path.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "sandbox.server", "--port", "0", "--config", str(path), *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        self.url = self.line.removeprefix("sandbox: listening on ").strip()
+
+    def descendants(self) -> list[int]:
+        """Every living process below the server, sessions included."""
+        parents = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit():
+                    state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                    parents[int(entry.name)] = int(parent) if state != "Z" else 0
+        found, frontier = [], [self.process.pid]
+        while frontier:
+            frontier = [child for child, parent in parents.items() if parent in frontier]
+            found += frontier
+        return found
+
+    def stop(self) -> int:
+        self.process.terminate()
+        code = self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+class Box:
+    """Blocking calls to one server, on an event loop of its own."""
+
+    def __init__(self, url: str, token: str | None = None, open_wait_s: float = 10.0) -> None:
+        self.runner = asyncio.Runner()
+        self.client = SandboxClient(url, token, open_wait_s)
+
+    def wait(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(call)
+
+    def open(self) -> str:
+        return str(self.wait(self.client.open()))
+
+    def exec(self, session_id: str, code: str, wall_s: float | None = None) -> ExecResult:
+        result = self.wait(self.client.exec(session_id, code, wall_s))
+        assert isinstance(result, ExecResult)
+        return result
+
+    def end(self, session_id: str) -> None:
+        self.wait(self.client.close_session(session_id))
+
+    def run(self, code: str, wall_s: float | None = None) -> ExecResult:
+        """Run `code` in a session of its own."""
+        session_id = self.open()
+        result = self.exec(session_id, code, wall_s)
+        try:
+            self.end(session_id)
+        except SandboxError:
+            assert not result.alive
+        return result
+
+    def close(self) -> None:
+        self.wait(self.client.aclose())
+        self.runner.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("server") / "config.json", CONFIG)
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def box(server: Server) -> Iterator[Box]:
+    made = Box(server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, Box]]]:
+    """Start a server of a test's own: `serve(config, *flags, **environment)`."""
+    started: list[tuple[Server, Box]] = []
+
+    def start(config: dict[str, Any], *flags: str, **environment: str) -> tuple[Server, Box]:
+        one = Server(tmp_path / f"config{len(started)}.json", config, *flags, **environment)
+        started.append((one, Box(one.url, environment.get("SANDBOX_TOKEN"), open_wait_s=0.0)))
+        return started[-1]
+
+    yield start
+    for one, own_box in started:
+        own_box.close()
+        one.stop()
