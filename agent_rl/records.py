@@ -70,7 +70,7 @@ class SamplingParams:
     @property
     def cuts_support(self) -> bool:
         """Whether sampling leaves part of the vocabulary out, so that kept sets must be recorded."""
-        return self.top_p < 1 or self.top_k != -1
+        return self.top_p < 1 or self.top_k != -1 or self.temperature == 0
 
 
 @dataclass(frozen=True)

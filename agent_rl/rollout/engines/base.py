@@ -21,11 +21,14 @@ class Engine(Protocol):
     async def generate(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> Completion:
         """Continue `token_ids` (int32 [L], the whole sequence so far) by up to `params.max_new_tokens`.
 
-        Raises `ValueError` if the sequence cannot fit into the engine's context.
+        Raises `ValueError` if the sequence cannot fit into the engine's context, or if it already has a
+        request that runs.
         """
         ...
 
-    def release(self, sequence_id: int) -> None: ...
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence; a request that it still has is cancelled."""
+        ...
 
     async def update_weights(self, path: str, policy_version: int) -> None:
         """Load the safetensors file `path` and serve it as `policy_version` from the next token on.

@@ -1,0 +1,1 @@
+"""The parts of the embedded engine: slots, KV cache, forward pass, sampling, weight loading."""
