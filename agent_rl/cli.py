@@ -36,8 +36,6 @@ def one_sentence_errors(hint: str = "") -> Iterator[None]:
         from sandbox.base import SandboxError
 
         cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
         if not isinstance(cause, (ValueError, SandboxError)):
             raise
         Console(stderr=True).print(f"[bold red]error:[/] {cause}{hint}", highlight=False, soft_wrap=True)

@@ -61,9 +61,12 @@ class RolloutWorker:
         if gate:
             for task in tasks:
                 gate.join(task.episode_id)
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                group.create_task(self._run_one(task, gate, slots, result))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(self._run_one(task, gate, slots, result))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors  # the rest is the same failure, seen by other episodes
         result.episodes.sort(key=lambda episode: episode.trajectory.episode_id)
         result.wall_s = time.monotonic() - started
         return result

@@ -1,0 +1,152 @@
+"""Mismatch between what was sampled from and what is trained, overall and per turn; eval scores; collapse."""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Row = dict[str, float | int | str]
+
+KL_BIN_EDGES = (1e-3, 2e-2, 1e-1)
+"""k3 of a whole optimizer step's batch: bin 1 up to the first edge (included), ..., bin 4 above the last."""
+
+_TAIL = 1e-3
+_DEVIATION = 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class StepTokens:
+    """The active tokens of one optimizer step, concatenated: every tensor is [n].
+
+    logprobs and behavior_logprobs, float; turn_ids int. Optional, and then a column of the table: entropy, gate,
+    clipped, kept_sizes (0 for full vocabulary) and lag (current policy version - the token's own).
+    """
+
+    logprobs: Tensor
+    behavior_logprobs: Tensor
+    turn_ids: Tensor
+    entropy: Tensor | None = None
+    gate: Tensor | None = None
+    clipped: Tensor | None = None
+    kept_sizes: Tensor | None = None
+    lag: Tensor | None = None
+
+    def select(self, chosen: Tensor | slice) -> "StepTokens":
+        """The tokens at `chosen`."""
+        columns: dict[str, Any] = {name: None if t is None else t[chosen] for name, t in vars(self).items()}
+        return StepTokens(**columns)
+
+
+def mismatch_table(tokens: StepTokens) -> list[Row]:
+    """Rows `scope` = all, first (turn 0), later (turns >= 1), then `turn` with its `turn` (-1 on the others).
+
+    Empty scopes have no row. Columns over the row's tokens, computed in float64, d = lp - mu, r = e^d: n,
+    mean_abs_d, var_d (ddof 0), k1 = mean(-d), k3 = mean(r - 1 - d), is_dev_frac = Pr[|r - 1| > 1.5], mean_abs_dp =
+    mean|e^lp - e^mu|, pi_tail, mu_tail, both_tail = Pr[probability < 1e-3], pearson_logp, pearson_p (NaN for
+    constant columns), ess = (sum r)^2 / (n sum r^2), and where given entropy, gate_rate, clip_fraction,
+    kept_size (mean over tokens whose support was cut, NaN if none was), lag_mean.
+    """
+    order = torch.argsort(tokens.turn_ids, stable=True)
+    tokens = tokens.select(order)
+    turns, counts = torch.unique_consecutive(tokens.turn_ids, return_counts=True)
+    num_first = int((tokens.turn_ids == 0).sum())
+    spans = [("all", -1, slice(None)), ("first", -1, slice(0, num_first)), ("later", -1, slice(num_first, None))]
+    ends = counts.cumsum(0).tolist()
+    for turn, start, end in zip(turns.tolist(), [0, *ends], ends, strict=False):
+        spans.append(("turn", turn, slice(start, end)))
+    chosen = [(scope, turn, tokens.select(span)) for scope, turn, span in spans]
+    return [{"scope": scope, "turn": turn, **_statistics(part)} for scope, turn, part in chosen if len(part.turn_ids)]
+
+
+def _statistics(tokens: StepTokens) -> Row:
+    lp, mu = tokens.logprobs.double(), tokens.behavior_logprobs.double()
+    d, pi, behavior = lp - mu, lp.exp(), mu.exp()
+    r = d.exp()
+    row: Row = {
+        "n": len(d),
+        "mean_abs_d": float(d.abs().mean()),
+        "var_d": float(d.var(correction=0)),
+        "k1": float(-d.mean()),
+        "k3": float((torch.expm1(d) - d).mean()),
+        "is_dev_frac": _share((r - 1).abs() > _DEVIATION),
+        "mean_abs_dp": float((pi - behavior).abs().mean()),
+        "pi_tail": _share(pi < _TAIL),
+        "mu_tail": _share(behavior < _TAIL),
+        "both_tail": _share((pi < _TAIL) & (behavior < _TAIL)),
+        "pearson_logp": _pearson(lp, mu),
+        "pearson_p": _pearson(pi, behavior),
+        "ess": float(r.sum() ** 2 / (len(r) * (r**2).sum())),
+    }
+    named = {"entropy": "entropy", "gate": "gate_rate", "clipped": "clip_fraction", "lag": "lag_mean"}
+    columns = {label: getattr(tokens, name) for name, label in named.items()}
+    row |= {label: _share(column) for label, column in columns.items() if column is not None}
+    if tokens.kept_sizes is not None:
+        row["kept_size"] = _share(tokens.kept_sizes[tokens.kept_sizes > 0])
+    return row
+
+
+def _share(values: Tensor) -> float:
+    return float(values.double().mean())
+
+
+def _pearson(x: Tensor, y: Tensor) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(x.norm() * y.norm())
+    return float(x @ y) / scale if scale > 0 else math.nan
+
+
+def kl_bin(k3: float) -> int:
+    """The bin, 1 to 4, of an optimizer step whose batch has this k3; boundary values belong to the lower bin."""
+    return 1 + bisect.bisect_left(KL_BIN_EDGES, k3)
+
+
+def avg_at_k(correct: Tensor) -> float:
+    """Mean accuracy in percent of `correct` [problems, k], 0/1: avg@k."""
+    return 100 * float(correct.double().mean())
+
+
+def pass_at_k(correct: Tensor, k: int) -> float:
+    """Percent of problems that one of k samples solves, from n >= k samples each: [problems, n], 0/1.
+
+    The unbiased 1 - C(n - c, k) / C(n, k) of "Evaluating LLMs trained on code" (arXiv 2107.03374), c the number
+    of correct samples. Raises `ValueError` unless 1 <= k <= n.
+    """
+    n = correct.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} samples a problem and k of at least 1, got {n} samples")
+    solved = [1 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct.long().sum(1)]
+    return 100 * sum(solved) / len(solved)
+
+
+def collapse_index(scores: Sequence[float]) -> int | None:
+    """The index of the eval at which a run collapsed, or None.
+
+    The first of at least 3 consecutive scores <= 0.6 of the best so far, none of the later ones >= 0.8 of it; a
+    NaN counts as low.
+    """
+    best = -math.inf
+    for i, score in enumerate(scores):
+        run = scores[i : i + 3]
+        low = len(run) == 3 and all(math.isnan(s) or s <= 0.6 * best for s in run)
+        if low and best > 0 and not any(s >= 0.8 * best for s in scores[i + 3 :]):
+            return i
+        best = best if math.isnan(score) else max(best, score)
+    return None
+
+
+def mismatch_collapse_index(mean_abs_d: Sequence[float], window: int = 50) -> int | None:
+    """The first of 10 consecutive steps whose mean|d| is above 5x the median of the `window` steps before it.
+
+    The median is the one before the excursion: the excursion itself does not raise it. A NaN counts as above.
+    None if there is no such step, or none with any step before it.
+    """
+    for start in range(1, len(mean_abs_d) - 9):
+        before = [x for x in mean_abs_d[max(0, start - window) : start] if not math.isnan(x)]
+        if before and all(not x <= 5 * median(before) for x in mean_abs_d[start : start + 10]):
+            return start
+    return None

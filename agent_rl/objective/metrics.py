@@ -1,0 +1,77 @@
+"""The scalars of one optimizer step, from what its losses already computed."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_rl.objective.clips.sat import RULES, counted
+from agent_rl.objective.equivalent_radius import equivalent_radii
+from agent_rl.objective.loss import LossOutput
+from agent_rl.objective.quantile import ALPHA, Reduce, kth_smallest, quantiles
+from agent_rl.objective.token_batch import TokenBatch
+
+_MEANS = {
+    "objective": "objective",
+    "kl": "kl",
+    "gate": "gate_rate",
+    "clipped": "clip_fraction",
+    "newly_clipped": "newly_clipped_fraction",
+    "eps_low": "eps_low",
+    "eps_high": "eps_high",
+}
+
+
+def step_metrics(
+    batches: Sequence[TokenBatch],
+    outputs: Sequence[LossOutput],
+    reduce: Reduce | None = None,
+) -> dict[str, float]:
+    """What one step did, over its active tokens, and over all ranks with `reduce` (each with a micro-batch).
+
+    loss; means `objective`, `kl`, `gate_rate`, `clip_fraction`, `newly_clipped_fraction`, `eps_low`, `eps_high`;
+    `min_factor`, the smallest c; `q_supported`, `q_all`, `q_stochastic`: the 0.90 quantile of the clipped
+    |log-ratio| under each token rule, NaN where a rule counts no token. For a clip with a quantile also `q`,
+    `q_zero` (share of tokens whose q is 0, so that nothing was gated), and `eps_eff_low`, `eps_eff_high`: the
+    radii with which PPO has the same gradient. Radii without end (`clip: none`) are left out.
+    """
+    sums = {"tokens": float(sum(len(b.active) for b in batches)), "loss": sum(float(o.loss.detach()) for o in outputs)}
+    sums |= {label: float(_column(batches, outputs, name).double().sum()) for name, label in _MEANS.items()}
+    if outputs[0].q is not None:
+        sums |= _quantile_sums(_column(batches, outputs, "q"), outputs[0])
+    if reduce is not None:
+        total = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=outputs[0].ratio.device))
+        sums = dict(zip(sums, total.tolist(), strict=True))
+    tokens = sums.pop("tokens")
+    metrics = {name: value if name == "loss" else value / tokens for name, value in sums.items()}
+    factors = _column(batches, outputs, "factor")
+    metrics["min_factor"] = float(factors.min()) if reduce is None else float(kth_smallest([factors], [1], reduce)[0])
+    metrics = {name: value for name, value in metrics.items() if not math.isinf(value)}
+    return metrics | _quantiles_by_rule(batches, outputs, reduce)
+
+
+def _column(batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], name: str) -> Tensor:
+    """One field of the outputs at the active tokens of the step, [n]."""
+    return torch.cat([getattr(o, name)[b.active.index] for b, o in zip(batches, outputs, strict=True)])
+
+
+def _quantile_sums(q: Tensor, output: LossOutput) -> dict[str, float]:
+    """Sums over tokens of q, of q = 0 and of the equivalent radii; q takes few distinct values."""
+    values, counts = torch.unique(q, return_counts=True)
+    radii = [equivalent_radii(value, *output.base_radii) for value in values.tolist()]
+    return {
+        "q": float(q.double().sum()),
+        "q_zero": float((q == 0).sum()),
+        "eps_eff_low": sum(n * low for n, (low, _) in zip(counts.tolist(), radii, strict=True)),
+        "eps_eff_high": sum(n * high for n, (_, high) in zip(counts.tolist(), radii, strict=True)),
+    }
+
+
+def _quantiles_by_rule(
+    batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], reduce: Reduce | None
+) -> dict[str, float]:
+    magnitudes = _column(batches, outputs, "clip_log_ratio").abs()
+    samples = [magnitudes[torch.cat([counted(b.active, rule) for b in batches])] for rule in RULES]
+    found = quantiles(samples, ALPHA, reduce)
+    return {f"q_{rule}": float(q) for rule, q in zip(RULES, found, strict=True)}
