@@ -27,6 +27,11 @@ console = Console()
 RUNS = Path("runs")
 
 
+def say(sentence: str) -> None:
+    """Print one line, unbroken: paths in it can be copied."""
+    console.print(sentence, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def one_sentence_errors(hint: str = "") -> Iterator[None]:
     """What the user can mend is one sentence and exit code 2; a traceback is for our own bugs."""
@@ -36,10 +41,14 @@ def one_sentence_errors(hint: str = "") -> Iterator[None]:
         from sandbox.base import SandboxError
 
         cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
-        if not isinstance(cause, (ValueError, SandboxError)):
+        from_ray = type(cause).__module__.startswith("ray.")  # an actor that died, a store that is full
+        if not from_ray and not isinstance(cause, (ValueError, OSError, SandboxError)):
             raise
         Console(stderr=True).print(f"[bold red]error:[/] {cause}{hint}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        say(f"stopped at once{hint}")
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -57,14 +66,16 @@ def train(
     from agent_rl.live import LiveView
     from agent_rl.run import train as train_run
 
-    console.print(f"run directory: {path}")
+    say(f"run directory: {path}")
     again = f"agent-rl train --resume {path}"
     with one_sentence_errors(f"; continue with: {again}"), LiveView(console, path.name, config.num_steps) as view:
         outcome = train_run(config, path, resume is not None, view.show)
     if outcome.complete:
-        console.print(f"done at step {outcome.step}; look at it with: agent-rl analyze {path}")
+        say(f"done at step {outcome.step}; look at it with: agent-rl analyze {path}")
+    elif outcome.step == 0:
+        say("stopped before the first step; there is nothing to continue from")
     else:
-        console.print(f"stopped at step {outcome.step}; continue with: {again}")
+        say(f"stopped at step {outcome.step}; continue with: {again}")
 
 
 def _run_to_train(arguments: list[str], run: Path | None, resume: Path | None) -> "tuple[RunConfig, Path]":
@@ -151,7 +162,7 @@ def analyze(
         _print(tables.stop_reasons(run), "why episodes ended")
         if picture is not None:
             plots.run_picture(run, read_metrics(run), picture)
-            console.print(f"picture: {picture}")
+            say(f"picture: {picture}")
 
 
 _HEADINGS = {
@@ -195,7 +206,7 @@ def warmstart(
         with Progress(console=console) as bar:
             task = bar.add_task("warm start")
             run(settings, lambda p: bar.update(task, total=p.num_steps, completed=p.step))
-    console.print(f"model directory: {settings.output}")
+    say(f"model directory: {settings.output}")
 
 
 def main() -> None:

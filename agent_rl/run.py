@@ -24,6 +24,7 @@ from agent_rl.trainer.worker import TrainWorker
 from agent_rl.weights.base import WeightChannel
 
 OnRow = Callable[[dict[str, Any]], None]
+Prompts = tuple[PromptSource, PromptSource]
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,12 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     """
     checkpoint = newest_checkpoint(path) if resume else None
     start, schedule = where_to_start(config, path, checkpoint)
-    prompts, eval_prompts = build_prompts(config)
+    prompts = build_prompts(config)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ToolServer(config.sandbox))
         stack.enter_context(local_ray(config.rollout.num_workers + 1))
-        channel = registry.build("weights", config.weights)
-        stack.callback(channel.close)
-        rollout = ray.remote(RolloutWorker)
-        stages = Stages(
-            prompts=prompts,
-            eval_prompts=eval_prompts,
-            workers=[rollout.remote(config, server.url, schedule.waves) for _ in range(config.rollout.num_workers)],
-            trainer=ray.remote(TrainWorker).remote(config),
-            channel=channel,
-            check_tool_server=server.check,
-        )
+        stages = start_stages(config, prompts, server, schedule.waves)
+        stack.callback(stages.channel.close)
         load_weights(stages, checkpoint, start, schedule)
         directory = RunDirectory(path, config, start, schedule.prefetch)
         stack.callback(directory.close)
@@ -65,7 +57,24 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     return Outcome(controller.step, controller.step == config.num_steps)
 
 
-def build_prompts(config: RunConfig) -> tuple[PromptSource, PromptSource]:
+def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool) -> Stages:
+    """Start the Ray actors of a run and build the rest. Close `channel` when done."""
+    return Stages(
+        prompts=prompts[0],
+        eval_prompts=prompts[1],
+        workers=start_workers(config, server, waves),
+        trainer=ray.remote(TrainWorker).remote(config),
+        channel=registry.build("weights", config.weights),
+        check_tool_server=server.check,
+    )
+
+
+def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:
+    worker = ray.remote(RolloutWorker)
+    return [worker.remote(config, server.url, waves) for _ in range(config.rollout.num_workers)]
+
+
+def build_prompts(config: RunConfig) -> Prompts:
     """The training and the held-out prompts; built before anything is started, since a file may be missing."""
     sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
     return sources[0], sources[1]
@@ -150,6 +159,4 @@ def evaluate_model(config: RunConfig) -> dict[str, float]:
 
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        rollout = ray.remote(RolloutWorker)
-        workers = [rollout.remote(config, server.url, False) for _ in range(config.rollout.num_workers)]
-        return evaluate(config, prompts, workers, ray.get)
+        return evaluate(config, prompts, start_workers(config, server, waves=False), ray.get)

@@ -1,17 +1,19 @@
 """Whole runs on a real Ray, tool server, engine and trainer: lag, learning, reproducibility, resuming, failures."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import polars as pl
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
@@ -21,10 +23,8 @@ from agent_rl.config import RunConfig, SandboxConfig
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.rollout.worker import RolloutWorker
-from agent_rl.run import load_weights, local_ray, newest_checkpoint, train
+from agent_rl.run import build_prompts, load_weights, local_ray, newest_checkpoint, start_stages, train
 from agent_rl.tool_server import ToolServer
-from agent_rl.trainer.worker import TrainWorker
 from sandbox.base import SandboxError
 from tests.configs import QUICKSTART, quickstart
 
@@ -42,17 +42,6 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def make_stages(config: RunConfig, server: ToolServer) -> Stages:
-    return Stages(
-        prompts=registry.build("prompts", config.prompts, config.seed),
-        eval_prompts=registry.build("prompts", config.eval.prompts, config.seed),
-        workers=[ray.remote(RolloutWorker).remote(config, server.url, False)],
-        trainer=ray.remote(TrainWorker).remote(config),
-        channel=registry.build("weights", config.weights),
-        check_tool_server=server.check,
-    )
-
-
 def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -> RunDirectory:
     """Run all steps of `config` with given stages, from version 0."""
     load_weights(stages, None, 0, schedule)
@@ -66,7 +55,7 @@ def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -
 def stages() -> Iterator[Stages]:
     config = quickstart(*SMALL)
     with ToolServer(config.sandbox) as server:
-        made = make_stages(config, server)
+        made = start_stages(config, build_prompts(config), server, waves=False)
         yield made
         made.channel.close()
 
@@ -157,15 +146,22 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     assert table.filter(pl.col("turn") == "all")["n"].item() == sampled
 
 
+def kill_while_busy(server: ToolServer) -> None:
+    """Kill the server once it has run a few calls."""
+    while httpx.get(f"{server.url}/health").json()["execs"] < 3:
+        time.sleep(0.01)
+    server.process.kill()
+
+
 def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_path: Path) -> None:
     config = quickstart("num_steps=3", "batch.num_prompts=8", "eval.every=0", "rollout.max_attempts=5")
     with ToolServer(config.sandbox) as server:
-        stages = make_stages(config, server)
-        timer = threading.Timer(0.3, lambda: server.process.kill())
+        stages = start_stages(config, build_prompts(config), server, waves=False)
+        killer = threading.Thread(target=kill_while_busy, args=(server,))
         schedule = Schedule(prefetch=1, broadcast_interval=1)
         load_weights(stages, None, 0, schedule)
         directory = RunDirectory(tmp_path, config)
-        timer.start()
+        killer.start()
         Controller(config, schedule, stages, directory, 0, ignore).run()
         assert server.num_restarts == 1
         stages.channel.close()
@@ -178,21 +174,21 @@ def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_
 def test_a_tool_server_that_stays_away_stops_the_run_with_its_name(tmp_path: Path) -> None:
     with ToolServer(SandboxConfig()) as server:
         config = quickstart(*SMALL, f"sandbox.url={server.url}", "sandbox.patience_s=1", "num_steps=2")
-        threading.Timer(0.1, lambda: server.process.kill()).start()
+        threading.Thread(target=kill_while_busy, args=(server,)).start()
         with pytest.raises(SandboxError, match=server.url):
             train(config, tmp_path, False, ignore)
 
 
 def test_ctrl_c_on_the_command_line_says_how_to_continue(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agent_rl.cli", "train", str(QUICKSTART), *SMALL, "--run", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("step 1 "):
-            process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step 1 "):
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone
+    assert process.returncode == 0
     assert f"continue with: agent-rl train --resume {tmp_path / 'run'}" in lines[-1]
     state = json.loads((newest_checkpoint(tmp_path / "run") / "state.json").read_text())
     assert state["step"] >= 2
