@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -36,16 +36,20 @@ def _sentence(model: type[BaseModel], problem: Any, name: str) -> str:
 
 
 def _unknown_key(model: type[BaseModel], location: tuple[Any, ...], where: str, name: str) -> str:
-    known = list(_model_at(model, location[:-1]).model_fields)
+    owner = _model_at(model, location[:-1])
+    known = list(owner.model_fields) if owner else []
     nearest = difflib.get_close_matches(str(location[-1]), known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none here'}"
     return f"unknown key {where!r}{f' in {name}' if name else ''}; {hint}"
 
 
-def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
-    """The config model that the path `location` leads to; part configs are checked by themselves."""
+def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The config model that the path `location` leads to, through lists and optional fields; None if none does."""
+    found: Any = model
     for part in location:
-        annotation = model.model_fields[part].annotation
-        assert isinstance(annotation, type)
-        model = annotation
-    return model
+        if isinstance(part, str):
+            field = getattr(found, "model_fields", {}).get(part)
+            found = field.annotation if field else None
+        while (arguments := get_args(found)) and not hasattr(found, "model_fields"):
+            found = next((a for a in arguments if hasattr(a, "model_fields")), arguments[0])
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import Field
 
 from agent_rl.config import RunConfig, apply_override, dump, load
 from agent_rl.run import train
-from agent_rl.settings import check
+from agent_rl.settings import Settings, check
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -19,7 +20,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
     if path.name.startswith("warmstart"):
         from agent_rl.warmstart.config import WarmstartConfig
 
-        assert check(WarmstartConfig, yaml.safe_load(path.read_text()), path.name).stages
+        assert check(WarmstartConfig, yaml.safe_load(path.read_text()), path.name).teach
     else:
         assert load(path).num_steps >= 1
 
@@ -68,6 +69,20 @@ def test_bad_values_get_one_sentence(mapping: dict[str, Any], sentence: str) -> 
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         check(RunConfig, mapping)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_inside_lists_and_optional_models_get_the_nearest_name_too() -> None:
+    class Inner(Settings):
+        value: int = 0
+
+    class Outer(Settings):
+        many: list[Inner] = Field(default_factory=list)
+        maybe: Inner | None = None
+
+    with pytest.raises(ValueError, match=r"unknown key 'many\.0\.valu'; did you mean 'value'"):
+        check(Outer, {"many": [{"valu": 1}]})
+    with pytest.raises(ValueError, match=r"unknown key 'maybe\.valu'; did you mean 'value'"):
+        check(Outer, {"maybe": {"valu": 1}})
 
 
 @pytest.mark.parametrize(
