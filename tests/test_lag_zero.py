@@ -1,9 +1,12 @@
 """At lag 0 the ratio is 1: engine and trainer agree on every sampled token of real multi-turn episodes."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
@@ -59,3 +62,30 @@ def test_engine_and_trainer_agree(tool_server: str, temperature: float, top_p: f
     assert mean_abs_difference(trajectories, logprobs, -1) > 100 * aligned
     kept = np.concatenate([t.sampling_mask.sizes for t in trajectories])
     assert (kept > 0).all() if top_p < 1 else (kept == 0).all()
+
+
+def test_another_architecture_agrees_too(tool_server: str, tmp_path: Path) -> None:
+    """Any causal LM directory works: here a Llama with random weights and the quickstart's tokenizer."""
+    tiny = model_directory("builtin:tiny-qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    llama.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = quickstart(f"model.path={tmp_path}", "rollout.sampling.top_p=0.9")
+    trajectories = [episode.trajectory for episode in sample(config, tool_server, count=8)]
+    logprobs = trainer(config).logprobs(trajectories)
+    aligned = mean_abs_difference(trajectories, logprobs, 0)
+    assert aligned < 1e-5
+    assert mean_abs_difference(trajectories, logprobs, 1) > 100 * aligned
