@@ -155,12 +155,14 @@ def analyze(
 ) -> None:
     """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
     with one_sentence_errors():
-        from agent_rl.analysis import plots, tables
-        from agent_rl.pipeline.run_directory import read_metrics
+        from agent_rl.analysis import tables
 
         _print(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
         _print(tables.stop_reasons(run), "why episodes ended")
         if picture is not None:
+            from agent_rl.analysis import plots
+            from agent_rl.pipeline.run_directory import read_metrics
+
             plots.run_picture(run, read_metrics(run), picture)
             say(f"picture: {picture}")
 

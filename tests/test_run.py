@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from agent_rl import registry
 from agent_rl.analysis import tables
+from agent_rl.analysis.plots import run_picture
 from agent_rl.config import RunConfig, SandboxConfig
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
@@ -144,6 +145,8 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     assert table["turn"].to_list()[-1] == "all"
     sampled = tables.read_rollout_facts(tmp_path)["num_sampled"].sum()
     assert table.filter(pl.col("turn") == "all")["n"].item() == sampled
+    run_picture(tmp_path, read_metrics(tmp_path), tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
 def kill_while_busy(server: ToolServer) -> None:

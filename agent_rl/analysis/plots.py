@@ -3,25 +3,27 @@
 from pathlib import Path
 from typing import Any
 
-from agent_rl.analysis.tables import read_mismatch
+import matplotlib as mpl
+import polars as pl
+from matplotlib.figure import Figure
+
+from agent_rl.analysis.tables import read_mismatch, read_rollout_facts
+
+_FEWEST_TOKENS = 100
+"""A mean over fewer tokens of a step is noise that hides the others."""
 
 
 def run_picture(run: Path, rows: list[dict[str, Any]], target: Path) -> None:
-    """Draw one run from its metrics rows: reward and evaluation, mismatch by turn, lag, turns and stop reasons."""
-    import matplotlib as mpl  # heavy
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    """Draw one run from its metrics rows: reward and evaluation, mismatch by turn, number of turns."""
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3)
     _learning(axes[0], rows)
     _mismatch(axes[1], run)
-    _stops(axes[2], rows)
+    _turns(axes[2], run)
     for axis in axes:
         axis.set_xlabel("optimizer step")
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=110)
-    plt.close(figure)
 
 
 def _column(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -38,24 +40,29 @@ def _learning(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _mismatch(axis: Any, run: Path) -> None:
-    table = read_mismatch(run)
-    turns = sorted(turn for turn in table["turn"].unique().to_list() if turn >= 0)
-    colours = __import__("matplotlib").colormaps["viridis"]
+    table = read_mismatch(run).filter(pl.col("scope") == "turn", pl.col("n") >= _FEWEST_TOKENS)
+    turns = sorted(table["turn"].unique().to_list())
     for position, turn in enumerate(turns):
-        part = table.filter(table["scope"] == "turn", table["turn"] == turn).sort("step")
-        colour = colours(position / max(len(turns) - 1, 1))
-        axis.plot(part["step"], part["mean_abs_d"], color=colour, label=f"turn {turn}", linewidth=1)
+        part = table.filter(pl.col("turn") == turn).sort("step")
+        axis.plot(part["step"], part["mean_abs_d"], color=_colour(position, len(turns)), label=f"turn {turn}", lw=1)
     axis.set_yscale("log")
-    axis.set_title("Train-inference mismatch by turn, mean |d|")
+    axis.set_title("Train-inference mismatch by turn: mean |d|")
     axis.legend(frameon=False, ncols=2, fontsize=8)
 
 
-def _stops(axis: Any, rows: list[dict[str, Any]]) -> None:
-    reasons = sorted({key for row in rows for key in row if key.startswith("stop/")})
-    steps = [row["step"] for row in rows if row.get("reward_mean") is not None]
-    shares = [[row.get(reason) or 0.0 for row in rows if row.get("reward_mean") is not None] for reason in reasons]
-    if steps:
-        axis.stackplot(steps, shares, labels=[reason.removeprefix("stop/") for reason in reasons], alpha=0.8)
-        axis.legend(frameon=False, loc="lower right", fontsize=8)
+def _turns(axis: Any, run: Path) -> None:
+    """Share of each batch's episodes by how many turns they took."""
+    counts = read_rollout_facts(run).group_by("batch", "num_turns").len()
+    table = counts.pivot("num_turns", index="batch", values="len").sort("batch").fill_null(0)
+    turns = sorted(int(name) for name in table.columns if name != "batch")
+    total = table.select(pl.sum_horizontal(str(turn) for turn in turns)).to_series()
+    shares = [(table[str(turn)] / total).to_list() for turn in turns]
+    colours = [_colour(position, len(turns)) for position in range(len(turns))]
+    axis.stackplot(table["batch"], shares, labels=[f"{turn} turns" for turn in turns], colors=colours, alpha=0.85)
+    axis.legend(loc="lower right", fontsize=8)
     axis.set_ylim(0, 1)
-    axis.set_title("Why episodes ended")
+    axis.set_title("Turns that episodes take")
+
+
+def _colour(position: int, count: int) -> Any:
+    return mpl.colormaps["viridis"](position / max(count - 1, 1))
