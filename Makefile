@@ -11,7 +11,7 @@ setup: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --quiet --editable '.[dev]'
 	touch $@
 
 train: setup

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +147,7 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
         if controller.stop_requested:
             raise KeyboardInterrupt
         controller.stop_requested = True
+        print("stopping after this step; press Ctrl-C again to stop at once", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:

@@ -43,7 +43,10 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
 def metrics_row(
     step: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. `lag` is the step's policy version minus the version of each sampled token."""
+    """One line of metrics.jsonl. `lag` is the step's policy version minus the version of each sampled token.
+
+    `tokens_per_s`: trained tokens per second of the step, the time of an evaluation left out.
+    """
     versions = np.concatenate([t.policy_versions[t.loss_mask] for t in batch]) if batch else np.empty(0, np.int32)
     lags = step - versions
     return {
@@ -53,7 +56,7 @@ def metrics_row(
         "lag_mean": float(lags.mean()) if len(lags) else None,
         "lag_max": int(lags.max()) if len(lags) else None,
         "trained_tokens": len(versions),
-        "tokens_per_s": len(versions) / wall_s,
+        "tokens_per_s": len(versions) / (wall_s - row.get("eval_s", 0.0)),
         "wall_s": wall_s,
         **row,
         **result.metrics,

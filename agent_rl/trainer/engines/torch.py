@@ -85,6 +85,7 @@ class TorchEngine(PartBase):
             metrics |= step_metrics(batches, outputs)
             mismatch = mismatch_table(_step_tokens(batches, logprobs, entropies, outputs, policy_version))
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
+            metrics["entropy"] = float(mismatch[0]["entropy"])
         metrics["train_s"] = time.monotonic() - started
         return TrainResult(
             advantages=advantages,
