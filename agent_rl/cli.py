@@ -1,8 +1,9 @@
 """The command line. Heavy imports stand inside the commands, so that --help answers at once."""
 
+import itertools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ def say(sentence: str) -> None:
 
 
 @contextmanager
-def one_sentence_errors(hint: str = "") -> Iterator[None]:
+def one_sentence_errors(hint: Callable[[], str] = str) -> Iterator[None]:
     """What the user can mend is one sentence and exit code 2; a traceback is for our own bugs."""
     try:
         yield
@@ -41,14 +42,27 @@ def one_sentence_errors(hint: str = "") -> Iterator[None]:
         from sandbox.base import SandboxError
 
         cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
-        from_ray = type(cause).__module__.startswith("ray.")  # an actor that died, a store that is full
-        if not from_ray and not isinstance(cause, (ValueError, OSError, SandboxError)):
+        if not _from_ray(cause) and not isinstance(cause, (ValueError, OSError, SandboxError)):
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {cause}{hint}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {_sentence(cause)}{hint()}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        say(f"stopped at once{hint}")
+        say(f"stopped at once{hint()}")
         raise typer.Exit(130) from None
+
+
+def _from_ray(error: BaseException) -> bool:
+    """An actor that died, a store that is full."""
+    return type(error).__module__.startswith("ray.")
+
+
+def _sentence(error: BaseException) -> str:
+    """What to tell of an error. Where an actor died as it was made, Ray's text ends with the reason."""
+    text = str(error).strip()
+    if not _from_ray(error):
+        return text
+    lines = text.splitlines()
+    return lines[-1].strip() if "creation task" in lines[0] else f"{type(error).__name__}: {lines[0]}"
 
 
 @app.command()
@@ -64,18 +78,23 @@ def train(
     with one_sentence_errors():
         config, path = _run_to_train(arguments or [], run, resume)
     from agent_rl.live import LiveView
+    from agent_rl.pipeline.run_directory import list_checkpoints
     from agent_rl.run import train as train_run
 
     say(f"run directory: {path}")
-    again = f"agent-rl train --resume {path}"
-    with one_sentence_errors(f"; continue with: {again}"), LiveView(console, path.name, config.num_steps) as view:
+    again = f"continue with: agent-rl train --resume {path}"
+
+    def hint() -> str:
+        return f"; {again}" if list_checkpoints(path) else ""
+
+    with one_sentence_errors(hint), LiveView(console, path.name, config.num_steps) as view:
         outcome = train_run(config, path, resume is not None, view.show)
     if outcome.complete:
         say(f"done at step {outcome.step}; look at it with: agent-rl analyze {path}")
     elif outcome.step == 0:
         say("stopped before the first step; there is nothing to continue from")
     else:
-        say(f"stopped at step {outcome.step}; continue with: {again}")
+        say(f"stopped at step {outcome.step}; {again}")
 
 
 def _run_to_train(arguments: list[str], run: Path | None, resume: Path | None) -> "tuple[RunConfig, Path]":
@@ -102,18 +121,20 @@ def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
     from agent_rl.config import load
 
     before, after = load(run / "config.yaml"), load(run / "config.yaml", overrides)
-    for key in ("seed", "model", "prompts", "batch", "rollout", "pipeline"):
+    for key in ("seed", "model", "prompts", "batch", "rollout", "reward", "pipeline"):
         if getattr(before, key) != getattr(after, key):
             raise ValueError(f"{key} cannot change when a run is resumed; start a new run with it")
     return after
 
 
 def _new_run(name: str) -> Path:
-    """runs/NAME, or the first free runs/NAME-2, -3, …"""
-    number = 1
-    while (path := RUNS / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
+    """Make runs/NAME, or the first free runs/NAME-2, -3, …: runs that start together get one each."""
+    for number in itertools.count(1):
+        path = RUNS / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError
 
 
 @app.command(name="eval")

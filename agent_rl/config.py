@@ -11,6 +11,7 @@ from agent_rl import registry
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.registry import PartKind
 from agent_rl.settings import Settings, check
+from sandbox.zygote import ZygoteConfig
 
 BUILTIN = "builtin:"
 
@@ -49,20 +50,24 @@ class RolloutConfig(Settings):
     """Episodes that one worker has in flight at once."""
     max_tool_turn: int = Field(6, ge=0)
     """Assistant turns with a tool call (malformed ones included) that an episode may take; a further one ends it."""
-    max_turn_tokens: int = Field(64, ge=1)
+    max_turn_tokens: int = Field(256, ge=1)
     """Sampled tokens in one assistant turn."""
-    max_episode_tokens: int = Field(256, ge=2)
-    """Tokens in one episode: prompt, sampled and tool output together."""
-    max_tool_output_tokens: int = Field(32, ge=8)
+    max_episode_tokens: int = Field(1024, ge=2)
+    """Tokens in one episode: prompt, sampled and tool output together. A longer prompt samples nothing."""
+    max_tool_output_tokens: int = Field(256, ge=32)
     """Tool output beyond this many tokens is cut, with a marker that says so."""
     deadline_s: float = Field(120.0, gt=0)
     """Wall seconds an episode may take; looked at between turns."""
     max_attempts: int = Field(3, ge=1)
     """How often an episode is issued, the first time included, when the infrastructure fails under it."""
     sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn, in training and in evaluation."""
     engine: Annotated[Any, PartKind("engine")] = Field({"type": "embedded"}, validate_default=True)
+    """What samples: a file of `agent_rl/rollout/engines/`."""
     tool_format: Annotated[Any, PartKind("tool_format")] = Field({"type": "hermes"}, validate_default=True)
+    """How the model writes a call: a file of `agent_rl/rollout/tool_formats/`."""
     tools: list[Annotated[Any, PartKind("tool")]] = Field([{"type": "python"}], validate_default=True)
+    """What the model can call: files of `tools/`."""
 
 
 class SandboxConfig(Settings):
@@ -70,6 +75,8 @@ class SandboxConfig(Settings):
 
     url: str | None = None
     """Address of a running tool server; null starts one on loopback for this run."""
+    server: ZygoteConfig = ZygoteConfig()
+    """Sessions and limits of the server that the run starts; one at `url` has its own."""
     patience_s: float = Field(60.0, gt=0)
     """How long a run waits for a tool server that has gone before it stops with a message."""
 
@@ -78,17 +85,20 @@ class EvalConfig(Settings):
     """Held-out evaluation with the training sampler and the same scorer for every arm."""
 
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains", "split": "heldout"}, validate_default=True)
+    """Where held-out prompts come from: a file of `agent_rl/data/sources/`."""
     num_prompts: int = Field(128, ge=1)
+    """The first so many prompts, the same at every evaluation."""
     num_samples: int = Field(1, ge=1)
     """Episodes a prompt: avg@k and pass@k are over these."""
     every: int = Field(5, ge=0)
-    """Optimizer steps between evaluations; 0 never evaluates. Step 0 and the last step are always included."""
+    """Optimizer steps between evaluations; 0 never evaluates. The last step is always evaluated otherwise."""
 
 
 class BatchConfig(Settings):
     """What one optimizer step trains on."""
 
     num_prompts: int = Field(16, ge=1)
+    """Prompts a step."""
     group_size: int = Field(8, ge=1)
     """Episodes a prompt; group advantages need at least 2."""
 
@@ -98,7 +108,6 @@ class ModelConfig(Settings):
 
     path: str = "builtin:tiny-qwen3"
     """A directory with a Hugging Face causal LM and its tokenizer, or `builtin:tiny-qwen3`."""
-    dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
 
     @field_validator("path")
     @classmethod
@@ -106,6 +115,8 @@ class ModelConfig(Settings):
         path = model_directory(value)
         if not (path / "config.json").is_file():
             raise ValueError(f"no model at {str(path)!r} (no config.json there); name a Hugging Face model directory")
+        if not (path / "tokenizer_config.json").is_file():
+            raise ValueError(f"the model in {str(path)!r} has no tokenizer (no tokenizer_config.json); copy it there")
         return value
 
 
@@ -124,17 +135,29 @@ class RunConfig(Settings):
     num_steps: int = Field(40, ge=1)
     """Optimizer steps."""
     model: ModelConfig = Field(default_factory=ModelConfig)
+    """Where training starts from."""
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains"}, validate_default=True)
+    """Where problems come from: a file of `agent_rl/data/sources/`."""
     batch: BatchConfig = BatchConfig()
+    """How many episodes a step has."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    """How episodes are driven."""
     sandbox: SandboxConfig = SandboxConfig()
+    """Where tools run code."""
     reward: Annotated[Any, PartKind("reward")] = Field({"type": "math"}, validate_default=True)
+    """How episodes are scored: a file of `agent_rl/rewards/`."""
     pipeline: Annotated[Any, PartKind("pipeline")] = Field({"type": "sync"}, validate_default=True)
+    """The regime, and with it the lag: a file of `agent_rl/pipeline/regimes/`."""
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    """What is maximised."""
     trainer: Annotated[Any, PartKind("trainer")] = Field({"type": "torch"}, validate_default=True)
+    """What updates the policy: a file of `agent_rl/trainer/engines/`."""
     weights: Annotated[Any, PartKind("weights")] = Field({"type": "shared_memory"}, validate_default=True)
+    """How weights travel: a file of `agent_rl/weights/`."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are written."""
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -155,6 +178,16 @@ class RunConfig(Settings):
         for key, holds in holders.items():
             if holds < longest:
                 raise ValueError(f"rollout.max_episode_tokens is {longest}, but {key} is {holds}; make them fit")
+        return self
+
+    @model_validator(mode="after")
+    def _sessions_suffice(self) -> Self:
+        wanted = self.rollout.num_workers * self.rollout.max_concurrent_episodes
+        if self.sandbox.url is None and wanted > self.sandbox.server.max_sessions:
+            raise ValueError(
+                f"rollout.num_workers x max_concurrent_episodes is {wanted}, but the tool server has "
+                f"{self.sandbox.server.max_sessions} sessions; raise sandbox.server.max_sessions"
+            )
         return self
 
 
@@ -192,11 +225,17 @@ def apply_override(mapping: dict[str, Any], override: str) -> None:
         raise ValueError(f"override {override!r} must read key=value, such as objective.clip.type=sat")
     *path, last = dotted.split(".")
     node = mapping
-    for key in path:
+    for position, key in enumerate(path):
         child = node.get(key)
-        node[key] = {"type": child} if isinstance(child, str) else (child or {})
+        node[key] = {"type": child} if isinstance(child, str) else ({} if child is None else child)
         node = node[key]
-    value = yaml.safe_load(text)
+        if not isinstance(node, dict):
+            where = ".".join(path[: position + 1])
+            raise ValueError(f"override {override!r}: {where} holds no keys; set it whole, as in {where}=VALUE")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"override {override!r}: {text!r} is not a YAML value; quote it") from None
     if last == "type" and node.get("type") != value and (kind := part_kind(path)):
         known = registry.find(kind, str(value)).Config.model_fields
         node_kept = {key: kept for key, kept in node.items() if key in known}

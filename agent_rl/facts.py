@@ -5,7 +5,7 @@ renamed: a reader never sees half a part, and resuming a run deletes parts inste
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,9 @@ def read_part(table: Path, index: int) -> list[dict[str, Any]]:
     return pq.read_table(path).to_pylist() if path.is_file() else []
 
 
-def truncate(table: Path, first: int) -> None:
-    """Delete every part from index `first` on."""
+def truncate(table: Path, first: int, keep: Collection[int] = ()) -> None:
+    """Delete every part from index `first` on, except those to keep."""
     for path in table.glob("part-*.parquet"):
-        if int(path.stem.removeprefix("part-")) >= first:
+        index = int(path.stem.removeprefix("part-"))
+        if index >= first and index not in keep:
             path.unlink()

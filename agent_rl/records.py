@@ -20,13 +20,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended. The first two are the policy's own doing; `failed` is an infrastructure failure."""
+    """Why an episode ended. What the infrastructure breaks does not end an episode: it is issued again."""
 
     ANSWER = "answer"
     MAX_TOOL_TURN = "max_tool_turn"
     MAX_TOKENS = "max_tokens"
     DEADLINE = "deadline"
-    FAILED = "failed"
 
 
 class FinishReason(enum.StrEnum):
@@ -34,7 +33,6 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 def _check(condition: bool, message: str) -> None:
@@ -118,8 +116,7 @@ class SamplingMask:
 class Completion:
     """What an engine returns for one request: N sampled tokens with everything needed to replay them.
 
-    `behavior_logprobs` are after temperature and renormalised over the kept set. `routed_experts` is
-    int16 [rows, layers, k] for the inputs that the engine reports, or None.
+    `behavior_logprobs` are after temperature and renormalised over the kept set.
     """
 
     token_ids: IntArray
@@ -127,7 +124,6 @@ class Completion:
     sampling_mask: SamplingMask
     policy_versions: IntArray
     finish_reason: FinishReason
-    routed_experts: npt.NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
         _readonly(
@@ -185,8 +181,8 @@ class Trajectory:
 
     `turn_ids`: -1 on the prompt; k on what turn k wrote and on the tool output that answers it.
     `behavior_logprobs` / `policy_versions` are NaN / -1 where `loss_mask` is False. `sampling_mask` has
-    one row for each token with `loss_mask` True, in order. `routed_experts` row t is the routing of
-    input t; -1 where the engine did not report.
+    one row for each token with `loss_mask` True, in order; a row is empty exactly if `sampling_params`
+    sample the full vocabulary.
     """
 
     group_id: int
@@ -202,7 +198,6 @@ class Trajectory:
     reward: float
     reward_parts: dict[str, float]
     stop_reason: StopReason
-    routed_experts: npt.NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
         _readonly(
@@ -224,8 +219,9 @@ class Trajectory:
         _check(bool(np.all(finite == active)), f"trajectory {self.episode_id}: log-probs exactly on sampled tokens")
         _check(bool(np.all(versions == active)), f"trajectory {self.episode_id}: versions exactly on sampled tokens")
         _check(bool(np.all(self.turn_ids[active] >= 0)), f"trajectory {self.episode_id}: a sampled token has no turn")
-        if self.routed_experts is not None:
-            _check(len(self.routed_experts) == n, f"trajectory {self.episode_id}: routed_experts needs {n} rows")
+        cut = self.sampling_mask.sizes > 0
+        right = bool(np.all(cut == self.sampling_params.cuts_support))
+        _check(right, f"trajectory {self.episode_id}: kept sets exactly where top-p or top-k cut the support")
 
     def __len__(self) -> int:
         return len(self.token_ids)

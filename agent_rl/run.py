@@ -1,11 +1,12 @@
 """Build the parts of a run from its config and run the loop."""
 
 import contextlib
-import json
+import fcntl
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import ray
 from agent_rl import registry
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.facts import part_path
-from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.controller import Controller, Stages, wait_for
 from agent_rl.pipeline.evaluation import evaluate
-from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, RunDirectory, list_checkpoints
+from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
+from agent_rl.pipeline.state import RunState
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
 from agent_rl.trainer.worker import TrainWorker
@@ -42,17 +43,21 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
     """
     checkpoint = newest_checkpoint(path) if resume else None
-    start, schedule = where_to_start(config, path, checkpoint)
+    state = RunState.load(checkpoint) if checkpoint else RunState()
+    schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
+    schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
     prompts = build_prompts(config)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
         stack.enter_context(local_ray(config.rollout.num_workers + 1))
         stages = start_stages(config, prompts, server, schedule.waves)
         stack.callback(stages.channel.close)
-        load_weights(stages, checkpoint, start, schedule)
-        directory = RunDirectory(path, config, start, schedule.prefetch)
+        stack.callback(close_workers, stages.workers)
+        load_weights(stages, checkpoint, state.step, schedule)
+        directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
-        controller = Controller(config, schedule, stages, directory, start, on_row)
+        controller = Controller(config, schedule, stages, directory, on_row)
         with stop_on_interrupt(controller):
             controller.run()
     return Outcome(controller.step, controller.step == config.num_steps)
@@ -72,7 +77,12 @@ def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves:
 
 def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:
     worker = ray.remote(RolloutWorker)
-    return [worker.remote(config, server.url, waves) for _ in range(config.rollout.num_workers)]
+    return [worker.remote(config, server.url, waves, server.token) for _ in range(config.rollout.num_workers)]
+
+
+def close_workers(workers: list[Any]) -> None:
+    """Let workers end what they hold at the tool server; one that does not answer is left to Ray."""
+    ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=5.0)
 
 
 def build_prompts(config: RunConfig) -> Prompts:
@@ -81,18 +91,16 @@ def build_prompts(config: RunConfig) -> Prompts:
     return sources[0], sources[1]
 
 
-def where_to_start(config: RunConfig, path: Path, checkpoint: Path | None) -> tuple[int, Schedule]:
-    """The first step to run, and the lag schedule from there.
-
-    A run that was stopped left its queue in the rollout facts. One that had ended left none: extending it
-    starts the ramp of the lag again.
-    """
-    schedule: Schedule = registry.build("pipeline", config.pipeline).schedule
-    if checkpoint is None:
-        return 0, schedule
-    state = json.loads((checkpoint / "state.json").read_text())
-    has_queue = part_path(path / ROLLOUT_TABLE, state["step"]).is_file()
-    return state["step"], replace(schedule, ramp_from=state["ramp_from"] if has_queue else state["step"])
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run directory. Raises `ValueError` if one is in it."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{path} is in use by another process; wait for it or name another directory") from None
+        yield
 
 
 def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:
@@ -110,10 +118,10 @@ def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: 
 
 def newest_checkpoint(path: Path) -> Path:
     """The newest whole checkpoint of a run. Raises `ValueError` if there is none."""
-    whole = [folder for folder in list_checkpoints(path) if (folder / "state.json").is_file()]
-    if not whole:
+    checkpoints = list_checkpoints(path)
+    if not checkpoints:
         raise ValueError(f"{path} holds no checkpoint to resume from; start the run again with its config")
-    return whole[-1]
+    return checkpoints[-1]
 
 
 @contextlib.contextmanager
@@ -127,6 +135,7 @@ def local_ray(num_actors: int) -> Iterator[None]:
         return
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     ray.init(
+        address="local",  # not a cluster that RAY_ADDRESS or an earlier `ray start` names
         num_cpus=num_actors,
         include_dashboard=False,
         log_to_driver=False,
@@ -161,4 +170,5 @@ def evaluate_model(config: RunConfig) -> dict[str, float]:
 
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        return evaluate(config, prompts, start_workers(config, server, waves=False), ray.get)
+        wait = partial(wait_for, check_tool_server=server.check)
+        return evaluate(config, prompts, start_workers(config, server, waves=False), wait)

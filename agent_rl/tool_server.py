@@ -1,15 +1,19 @@
 """The tool server of a run: started and kept alive by it, or one that is already there."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from types import TracebackType
 from typing import IO, Self
 
 import httpx
+import yaml
 
 from agent_rl.config import SandboxConfig
 
+TOKEN_VARIABLE = "SANDBOX_TOKEN"
 _READY = "sandbox: listening on "
 _MAX_RESTARTS = 5
 
@@ -25,6 +29,8 @@ class ToolServer:
         self.url = config.url or ""
         self.num_restarts = 0
         self.process: subprocess.Popen[str] | None = None
+        # The run's own server is on loopback and needs none; one that was there before may.
+        self.token = os.environ.get(TOKEN_VARIABLE) if config.url else None
 
     def __enter__(self) -> Self:
         if self.config.url is None:
@@ -53,9 +59,19 @@ class ToolServer:
         self._start(port=int(self.url.rpartition(":")[2]))
 
     def _start(self, port: int) -> str:
-        command = [sys.executable, "-m", "sandbox.server", "--port", str(port), "--die-with-parent"]
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(self.config.server.model_dump(mode="json"), file)
+            file.flush()
+            return self._launch(["--port", str(port), "--config", file.name, "--die-with-parent"])
+
+    def _launch(self, options: list[str]) -> str:
+        """Start the server process; returns its address once it listens, having read its config."""
+        command = [sys.executable, "-m", "sandbox.server", *options]
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
         # A session of its own: Ctrl-C in the terminal is for the run, which ends the server when it is done.
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith(_READY):
@@ -65,11 +81,12 @@ class ToolServer:
 
     def _check_foreign(self) -> None:
         try:
-            httpx.get(f"{self.url}/health", timeout=5).raise_for_status()
+            headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+            httpx.get(f"{self.url}/health", timeout=5, headers=headers).raise_for_status()
         except httpx.HTTPError as error:
             raise ValueError(
                 f"no tool server answers at {self.url} ({error}); start one with `python -m sandbox.server` "
-                "or set sandbox.url to null"
+                f"or set sandbox.url to null; if it asks for a token, set {TOKEN_VARIABLE}"
             ) from None
 
 

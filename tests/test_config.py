@@ -1,13 +1,16 @@
 """Configs: every shipped one loads, bad ones get one sentence that says what to do."""
 
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from agent_rl import registry
 from agent_rl.config import RunConfig, apply_override, dump, load
 from agent_rl.run import train
 from agent_rl.settings import Settings, check
@@ -105,6 +108,41 @@ def test_a_missing_prompt_file_is_named_before_anything_starts(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_overrides_must_be_assignments() -> None:
-    with pytest.raises(ValueError, match="must read key=value"):
-        apply_override({}, "objective.clip.type")
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("objective.clip.type", "must read key=value"),
+        ("num_steps.x=1", "num_steps holds no keys"),
+        ("rollout.tools.0.wall_s=2", "rollout.tools holds no keys"),
+        ("seed=[1", "is not a YAML value"),
+    ],
+)
+def test_overrides_that_cannot_be_applied_say_why(override: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        apply_override({"num_steps": 3, "rollout": {"tools": ["python"]}}, override)
+
+
+def config_models() -> Iterator[type[BaseModel]]:
+    """The models of a run's config, and the `Config` of every built-in part."""
+    waiting: list[type[BaseModel]] = [RunConfig]
+    waiting += [registry.find(kind, name).Config for kind in registry.PACKAGES for name in registry.names(kind)]
+    while waiting:
+        model = waiting.pop()
+        yield model
+        annotations = [field.annotation for field in model.model_fields.values()]
+        waiting += [a for a in annotations if isinstance(a, type) and issubclass(a, BaseModel)]
+
+
+def test_every_key_of_every_config_says_what_it_is() -> None:
+    silent = [
+        f"{model.__qualname__}.{name}"
+        for model in config_models()
+        for name, field in model.model_fields.items()
+        if name != "type" and not field.description and not attribute_docstring(model, name)
+    ]
+    assert not silent
+
+
+def attribute_docstring(model: type[BaseModel], name: str) -> bool:
+    """Whether a docstring follows the field in the source: what models without `use_attribute_docstrings` have."""
+    return re.search(rf'\n +{name}: [^"]*?(\n? *=)?.*\n +"""', inspect.getsource(model)) is not None

@@ -33,7 +33,7 @@ def sample(config: RunConfig, tool_server: str, count: int = 24) -> list[Episode
 
 
 def trainer(config: RunConfig) -> TorchEngine:
-    return TorchEngine(config.trainer, str(model_directory(config.model.path)), "float32", config.objective)
+    return TorchEngine(config.trainer, str(model_directory(config.model.path)), config.objective)
 
 
 def mean_abs_difference(behavior: list[Trajectory], logprobs: list[np.ndarray], shift: int) -> float:

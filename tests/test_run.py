@@ -1,6 +1,5 @@
 """Whole runs on a real Ray, tool server, engine and trainer: lag, learning, reproducibility, resuming, failures."""
 
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,8 @@ from agent_rl.config import RunConfig, SandboxConfig
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.run import build_prompts, load_weights, local_ray, newest_checkpoint, start_stages, train
+from agent_rl.pipeline.state import RunState
+from agent_rl.run import build_prompts, load_weights, local_ray, lock, newest_checkpoint, start_stages, train
 from agent_rl.tool_server import ToolServer
 from sandbox.base import SandboxError
 from tests.configs import QUICKSTART, quickstart
@@ -47,7 +47,7 @@ def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -
     """Run all steps of `config` with given stages, from version 0."""
     load_weights(stages, None, 0, schedule)
     directory = RunDirectory(path, config)
-    Controller(config, schedule, stages, directory, 0, ignore).run()
+    Controller(config, schedule, stages, directory, ignore).run()
     directory.close()
     return directory
 
@@ -98,7 +98,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_sync_is_reproducible_and_resuming_changes_nothing(tmp_path: Path) -> None:
     overrides = ("pipeline.type=sync", "batch.num_prompts=4", "batch.group_size=4", "eval.every=0", "num_steps=3")
-    config = quickstart(*overrides, "checkpoint.every=1", "checkpoint.keep=3")
+    waves = "rollout.max_concurrent_episodes=6"  # sixteen episodes: two full waves and a smaller one
+    config = quickstart(*overrides, waves, "checkpoint.every=1", "checkpoint.keep=3")
     first, again, stopped = tmp_path / "first", tmp_path / "again", tmp_path / "stopped"
     for path in (first, again):
         assert train(config, path, False, ignore).complete
@@ -130,6 +131,24 @@ def test_a_resumed_asynchronous_run_keeps_its_queue_and_its_lag(tmp_path: Path) 
     extended = config.model_copy(update={"num_steps": 8})
     assert train(extended, tmp_path, True, ignore).complete
     assert recorded_lags(tmp_path)[6:] == [(6, 0, 0), (7, 1, 1)]
+
+
+def test_a_run_stopped_near_its_end_can_go_on_for_longer(tmp_path: Path) -> None:
+    config = quickstart(*SMALL, "pipeline.exact_lag=2", "num_steps=4")
+
+    def stop_before_the_last(row: dict[str, Any]) -> None:
+        if row["step"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    assert train(config, tmp_path, False, stop_before_the_last).step == 3
+    assert train(config.model_copy(update={"num_steps": 6}), tmp_path, True, ignore).complete
+    # Batch 3 was queued; nothing was sampled for 4 and 5, so they are as fresh as the weights at step 3.
+    assert recorded_lags(tmp_path) == [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 2, 2)]
+
+
+def test_a_run_directory_is_one_process_s(tmp_path: Path) -> None:
+    with lock(tmp_path), pytest.raises(ValueError, match="in use by another process"):
+        train(quickstart(*SMALL), tmp_path, False, ignore)
 
 
 def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
@@ -165,7 +184,7 @@ def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_
         load_weights(stages, None, 0, schedule)
         directory = RunDirectory(tmp_path, config)
         killer.start()
-        Controller(config, schedule, stages, directory, 0, ignore).run()
+        Controller(config, schedule, stages, directory, ignore).run()
         assert server.num_restarts == 1
         stages.channel.close()
     counts = directory.ledger.counts()
@@ -193,5 +212,4 @@ def test_ctrl_c_on_the_command_line_says_how_to_continue(tmp_path: Path) -> None
                 os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone
     assert process.returncode == 0
     assert f"continue with: agent-rl train --resume {tmp_path / 'run'}" in lines[-1]
-    state = json.loads((newest_checkpoint(tmp_path / "run") / "state.json").read_text())
-    assert state["step"] >= 2
+    assert RunState.load(newest_checkpoint(tmp_path / "run")).step >= 2

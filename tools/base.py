@@ -19,11 +19,15 @@ class ToolResult:
     seconds: float = 0.0
 
 
+class ToolError(Exception):
+    """A tool that failed, as opposed to a call that went wrong: the episode is issued again."""
+
+
 class Tool(ABC):
     """A tool of one episode. `call` takes the model's arguments; its signature and docstring are the schema.
 
     A call that goes wrong (an exception in the model's code, a timeout) is a `ToolResult` with ok False.
-    A tool that itself fails (its server is gone) raises, and the episode is reissued.
+    A tool that itself fails (its server is gone) raises, whatever exception it is, and the episode is reissued.
     """
 
     Config: ClassVar[type[BaseModel]]

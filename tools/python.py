@@ -9,6 +9,7 @@ from sandbox.base import ExecResult, Reason, Sandbox, SandboxError
 from tools.base import Tool, ToolResult
 
 _SILENT = "(no output; use print)"
+_MAX_CODE_CHARS = 100_000
 _RESTARTED = "(session ended; variables are lost)"
 
 
@@ -35,6 +36,8 @@ class PythonTool(Tool):
     async def call(self, code: str) -> ToolResult:
         """Run Python code and return what it prints, or the value of its last line. Variables are kept."""
         started = time.perf_counter()
+        if (problem := _unreadable(code)) is not None:
+            return ToolResult(f"Error: {problem}", ok=False)
         if self._session_id is None:
             self._session_id = await self._sandbox.open()
         result = await self._sandbox.exec(self._session_id, code, self._config.wall_s)
@@ -51,6 +54,17 @@ class PythonTool(Tool):
             await self._sandbox.close_session(session_id)
         except SandboxError:
             return
+
+
+def _unreadable(code: str) -> str | None:
+    """Why no server could take this code, or None: the model's own doing, so it is told."""
+    if len(code) > _MAX_CODE_CHARS:
+        return f"the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run"
+    try:
+        code.encode()
+    except UnicodeEncodeError:
+        return "the code is not valid Unicode"
+    return None
 
 
 def render(result: ExecResult) -> str:

@@ -11,9 +11,10 @@ import ray
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.evaluation import evaluate
-from agent_rl.pipeline.figures import metrics_row, rollout_figures, training_rows
+from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
+from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult, split_tasks
@@ -44,16 +45,17 @@ class Generation:
 
 
 class Controller:
-    """Runs optimizer steps `start` to `num_steps`. One batch is one step: batch i is trained at step i."""
+    """Runs optimizer steps from where `directory` stands to `num_steps`. Batch i is trained at step i."""
 
     def __init__(
-        self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, start: int, on_row: OnRow
+        self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, on_row: OnRow
     ) -> None:
         self.config, self.schedule, self.stages = config, schedule, stages
-        self.directory, self.start, self.on_row = directory, start, on_row
+        self.directory, self.on_row = directory, on_row
         self.ready: dict[int, list[Trajectory]] = {}
-        self.step = start
-        self.served = schedule.served(start)
+        self.dropped: list[dict[str, Any]] = []
+        self.step = directory.state.step
+        self.served = schedule.served(self.step)
         self.stop_requested = False
 
     def run(self) -> None:
@@ -84,21 +86,21 @@ class Controller:
             self._finish()
 
     def _fill(self) -> None:
-        """Have the first batches ready: a resumed run reads what it had, an empty queue is sampled anew."""
-        for batch in range(self.start, min(self.start + self.schedule.prefetch, self.config.num_steps)):
-            if self.start > self.schedule.ramp_from:
-                self.ready[batch] = self.directory.read_rollouts(batch)
+        """Have the first batches ready: those of the checkpoint's queue are read, the others sampled now."""
+        for batch in range(self.step, min(self.step + self.schedule.prefetch, self.config.num_steps)):
+            if batch in self.directory.state.queue:
+                self.ready[batch] = self.directory.read_queued(batch)
             elif not self.stop_requested:
-                self._collect(self._generate(batch, event_step=self.start - 1))
+                self._collect(self._generate(batch))
 
-    def _generate(self, batch: int, event_step: int | None = None) -> Generation | None:
+    def _generate(self, batch: int) -> Generation | None:
         """Start sampling a batch on all workers; None past the last step."""
         if batch >= self.config.num_steps:
             return None
         size, group_size = self.config.batch.num_prompts, self.config.batch.group_size
         prompts = [self.stages.prompts.prompt(index) for index in range(batch * size, (batch + 1) * size)]
         groups = [prompt.index for prompt in prompts]
-        self.directory.ledger.record("issued", self.step if event_step is None else event_step, groups)
+        self.directory.ledger.record("issued", self.step, groups)
         tasks = [
             EpisodeTask(prompt, prompt.index, prompt.index * group_size + sample, self.config.seed)
             for prompt in prompts
@@ -113,13 +115,16 @@ class Controller:
         results: list[RolloutResult] = self._wait(generation.refs)
         episodes = sorted((e for result in results for e in result.episodes), key=lambda e: e.trajectory.episode_id)
         self.directory.write_rollouts(generation.batch, episodes)
-        lost = {task.group_id: reason for result in results for task, reason in result.failed}
+        lost = {f.task.group_id: (f.kind, f.message) for result in results for f in result.failed}
         reissued = sum(result.num_reissued for result in results)
         if reissued:
             self.directory.ledger.record("reissued", self.step, [], count=reissued)
-        for group_id, reason in lost.items():
-            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason)
+        for group_id, (kind, _) in lost.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=kind)
         kept = [episode for episode in episodes if episode.trajectory.group_id not in lost]
+        if not kept:
+            raise ValueError(f"no group of batch {generation.batch} could be sampled: {next(iter(lost.values()))[1]}")
+        self.dropped += dropped_rows(self.step, episodes, {group: kind for group, (kind, _) in lost.items()})
         self.ready[generation.batch] = [episode.trajectory for episode in kept]
         return rollout_figures(kept, results)
 
@@ -164,7 +169,10 @@ class Controller:
         ledger = self.directory.ledger
         trained = sorted({trajectory.group_id for trajectory in batch})
         ledger.record("trained", self.step, trained)
-        self.directory.write_training(self.step, training_rows(self.step, batch, result), result.mismatch)
+        waiting = {t.group_id for trajectories in self.ready.values() for t in trajectories}
+        assert ledger.in_flight == waiting, f"groups {ledger.in_flight ^ waiting} are lost or counted twice"
+        rows, self.dropped = [*training_rows(self.step, batch, result), *self.dropped], []
+        self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
         row = metrics_row(self.step, row, batch, result, wall_s) | {
             f"groups/{fate}": count for fate, count in ledger.counts().items()
@@ -181,8 +189,10 @@ class Controller:
         """Write a checkpoint of the version just made, with the older weights that are still being served."""
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        self._wait([self.stages.trainer.save.remote(str(temporary), self.step, self.schedule.ramp_from)])
+        self._wait([self.stages.trainer.save.remote(str(temporary))])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
+        queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
+        RunState(step=self.step, queue=queue, ramps=self.schedule.ramps).save(temporary)
         self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
 
     def _finish(self) -> None:
@@ -193,11 +203,18 @@ class Controller:
             self.on_row(row)
 
     def _wait(self, refs: list[Any]) -> list[Any]:
-        """Results of Ray calls, in order, while keeping an eye on the tool server. Raises what a call raised."""
-        pending = list(refs)
-        while pending:
-            done, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
-            for ref in done:
-                ray.get(ref)  # raise at once, not after the slowest worker
-            self.stages.check_tool_server()
-        return list(ray.get(refs))
+        return wait_for(refs, self.stages.check_tool_server)
+
+
+def wait_for(refs: list[Any], check_tool_server: Callable[[], None]) -> list[Any]:
+    """Results of Ray calls, in order, while keeping an eye on the tool server.
+
+    Raises what a call raised, and at once: not after the slowest worker.
+    """
+    results: dict[Any, Any] = {}
+    pending = list(refs)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
+        results |= {ref: ray.get(ref) for ref in done}
+        check_tool_server()
+    return [results[ref] for ref in refs]

@@ -40,6 +40,21 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
     ]
 
 
+def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) -> list[dict[str, Any]]:
+    """Rows of training facts for the finished episodes of groups that were dropped."""
+    lost = [e.trajectory for e in episodes if e.trajectory.group_id in reasons]
+    return [
+        {
+            "step": step,
+            "episode_id": trajectory.episode_id,
+            "group_id": trajectory.group_id,
+            "fate": "dropped",
+            "reason": reasons[trajectory.group_id],
+        }
+        for trajectory in lost
+    ]
+
+
 def metrics_row(
     step: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
 ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from agent_rl import facts
 from agent_rl.config import RunConfig, dump
 from agent_rl.pipeline.ledger import Ledger, truncate_ledger
+from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Trajectory
 
 METRIC_KEYS = (
@@ -29,10 +30,10 @@ ROLLOUT_TABLE = "rollout_facts.parquet"
 
 
 class RunDirectory:
-    """Writes a run's tables as the run goes on. Opening it for `step` cuts everything back to that step."""
+    """Writes a run's tables as the run goes on. Opening it at a `state` cuts everything back to that."""
 
-    def __init__(self, path: Path, config: RunConfig, step: int = 0, prefetch: int = 0) -> None:
-        self.path = path
+    def __init__(self, path: Path, config: RunConfig, state: RunState | None = None) -> None:
+        self.path, self.state = path, state or RunState()
         self.rollout_facts = path / ROLLOUT_TABLE
         self.training_facts = path / "training_facts.parquet"
         self.mismatch = path / "mismatch.parquet"
@@ -40,15 +41,15 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.yaml").write_text(dump(config))
-        self._truncate(step, prefetch)
+        self._truncate(self.state.step)
         self.ledger = Ledger(path / "ledger.jsonl")
-        self._tensorboard = _summary_writer(path / "tensorboard", step)
+        self._tensorboard = _summary_writer(path / "tensorboard", self.state.step)
 
-    def _truncate(self, step: int, prefetch: int) -> None:
-        facts.truncate(self.rollout_facts, step + prefetch if step else 0)
+    def _truncate(self, step: int) -> None:
+        facts.truncate(self.rollout_facts, step, keep=self.state.queue)
         facts.truncate(self.training_facts, step)
         facts.truncate(self.mismatch, step)
-        truncate_ledger(self.path / "ledger.jsonl", step if step else -1)
+        truncate_ledger(self.path / "ledger.jsonl", step)
         rows = read_metrics(self.path)
         self.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] < step))
 
@@ -56,9 +57,10 @@ class RunDirectory:
         rows = [facts.rollout_row(batch, episode) for episode in episodes]
         facts.write_part(self.rollout_facts, batch, rows, facts.ROLLOUT_FACTS)
 
-    def read_rollouts(self, batch: int) -> list[Trajectory]:
-        """The trajectories of a batch that was sampled but not trained before the run stopped."""
-        return [facts.trajectory(row) for row in facts.read_part(self.rollout_facts, batch)]
+    def read_queued(self, batch: int) -> list[Trajectory]:
+        """The trajectories of a batch of the state's queue; episodes of groups that were dropped are left out."""
+        rows = facts.read_part(self.rollout_facts, batch)
+        return [facts.trajectory(row) for row in rows if row["group_id"] in self.state.queue[batch]]
 
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)

@@ -1,6 +1,6 @@
 """Which policy version each rollout batch is sampled with: lag as a promise, not as an accident."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,13 +10,15 @@ class Schedule:
     One optimizer step a batch, so the step that trains batch i has policy version i. With
     `broadcast_interval` 1 every batch is trained at lag min(i, prefetch) exactly; with `prefetch` 1 and
     `broadcast_interval` n the lag cycles through 1..n. `waves` asks the rollout to be bit-reproducible.
-    `ramp_from`: the step that the queue was empty at, 0 unless a run that had ended was extended.
+
+    `ramps`: (first batch, policy version) pairs, in order. From that batch on nothing was queued at that
+    version, so no batch can be older. A fresh run has (0, 0); extending a run that had ended adds one.
     """
 
     prefetch: int
     broadcast_interval: int
     waves: bool = False
-    ramp_from: int = 0
+    ramps: tuple[tuple[int, int], ...] = ((0, 0),)
 
     def served(self, policy_version: int) -> int:
         """The version that engines serve while the trainer holds `policy_version`: the last one broadcast."""
@@ -24,4 +26,12 @@ class Schedule:
 
     def version(self, batch: int) -> int:
         """The version that every token of batch `batch` is sampled with."""
-        return self.served(max(self.ramp_from, batch - self.prefetch))
+        oldest = [version for first, version in self.ramps if first <= batch][-1]
+        return self.served(max(oldest, batch - self.prefetch))
+
+    def continued(self, step: int, num_queued: int) -> "Schedule":
+        """The schedule of a run that goes on at `step` with that many batches queued."""
+        first_missing = step + num_queued
+        if first_missing >= step + self.prefetch:
+            return self
+        return replace(self, ramps=(*self.ramps, (first_missing, step)))

@@ -20,7 +20,8 @@ from agent_rl.rewards.base import Reward
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.tool_formats.base import ToolFormat
-from tools.base import Tool, ToolResult
+from sandbox.base import SandboxError
+from tools.base import Tool, ToolError, ToolResult
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ async def _drive(
 ) -> Episode:
     started, builder, turns = time.monotonic(), TrajectoryBuilder(), list[Turn]()
     forced = parts.renderer.prompt(task.prompt.messages, [tool.schema() for tool in tools.values()])
-    builder.append(forced, turn_id=-1)
+    # A prompt over the budget leaves no room for a turn: its episode samples nothing, and trains nothing.
+    builder.append(forced[: parts.config.max_episode_tokens], turn_id=-1)
     stop = None
     while stop is None:
         turn_id = len(turns)
@@ -100,7 +102,10 @@ async def _drive(
             turns.append(Turn(turn_id, forced, completion, calls, results, **timings))
             if stop is None:
                 forced = parts.renderer.tool_turn([result.content for result in results])
-                builder.append(forced, turn_id)
+                if len(builder.token_ids) + len(forced) < parts.config.max_episode_tokens:
+                    builder.append(forced, turn_id)
+                else:
+                    stop = StopReason.MAX_TOKENS
     return _finish(task, parts, turns, stop, builder)
 
 
@@ -141,8 +146,18 @@ async def _answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) ->
     elif problem := _argument_problem(tool, call):
         result = ToolResult(f"Error: {problem}", ok=False)
     else:
-        result = await tool.call(**call.arguments)
+        result = await _call(tool, call)
     return ToolResult(renderer.clip_tool_output(result.content), result.ok, result.seconds)
+
+
+async def _call(tool: Tool, call: ToolCall) -> ToolResult:
+    """Raises `SandboxError`, or `ToolError` for anything else that goes wrong in the tool itself."""
+    try:
+        return await tool.call(**call.arguments)
+    except SandboxError:
+        raise
+    except Exception as error:
+        raise ToolError(f"tool {call.name}: {type(error).__name__}: {error}") from error
 
 
 def _argument_problem(tool: Tool, call: ToolCall) -> str | None:

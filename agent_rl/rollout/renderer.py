@@ -43,7 +43,10 @@ class Renderer:
         return self._encode(after.removeprefix(self._turn_end))
 
     def clip_tool_output(self, content: str) -> str:
-        """`content` with special tokens defused, cut to `max_tool_output_tokens` with a marker that says so."""
+        """`content` with special tokens defused, cut to `max_tool_output_tokens` with a marker that says so.
+
+        The marker alone takes up to about 20 tokens; the config allows no limit below 32.
+        """
         content = self._defuse(content)
         ids = self._encode(content)
         if len(ids) <= self.max_tool_output_tokens:
@@ -51,7 +54,7 @@ class Renderer:
         marker = f"...[{len(ids)} tokens]"
         room = self.max_tool_output_tokens - len(self._encode(marker))
         # A cut inside a character decodes to the replacement character, which would cost tokens of its own.
-        return self._decode_raw(ids[: max(room, 0)]).rstrip("\ufffd") + marker
+        return self._decode_raw(ids[:room]).rstrip("\ufffd") + marker
 
     def decode_turn(self, token_ids: IntArray) -> str:
         """Text of a sampled turn without its end token; tool-call markers stay."""

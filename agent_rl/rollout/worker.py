@@ -15,15 +15,24 @@ from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
 from sandbox.base import SandboxError
 from sandbox.client import SandboxClient
-from tools.base import Tool
+from tools.base import Tool, ToolError
+
+
+@dataclass(frozen=True)
+class FailedTask:
+    """A task that no attempt could finish: `kind` of the last failure, such as SessionLost, and its message."""
+
+    task: EpisodeTask
+    kind: str
+    message: str
 
 
 @dataclass
 class RolloutResult:
-    """What a worker returns for a list of tasks. `failed` lists tasks that no attempt could finish."""
+    """What a worker returns for a list of tasks."""
 
     episodes: list[Episode] = field(default_factory=list)
-    failed: list[tuple[EpisodeTask, str]] = field(default_factory=list)
+    failed: list[FailedTask] = field(default_factory=list)
     num_reissued: int = 0
     wall_s: float = 0.0
 
@@ -34,12 +43,12 @@ class RolloutWorker:
     run.py makes it an asynchronous actor; by itself it knows no Ray.
     """
 
-    def __init__(self, config: RunConfig, tool_server: str, waves: bool) -> None:
+    def __init__(self, config: RunConfig, tool_server: str, waves: bool, token: str | None = None) -> None:
         directory = model_directory(config.model.path)
         rollout = config.rollout
         self.config, self.waves = config, waves
-        self.sandbox = SandboxClient(tool_server)
-        self.engine = registry.build("engine", rollout.engine, model_path=str(directory), dtype=config.model.dtype)
+        self.sandbox = SandboxClient(tool_server, token)
+        self.engine = registry.build("engine", rollout.engine, model_path=str(directory))
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,
@@ -54,9 +63,20 @@ class RolloutWorker:
         return {tool.name: tool for tool in built}
 
     async def run(self, tasks: list[EpisodeTask]) -> RolloutResult:
-        """Run every task to its end. Raises `SandboxError` if the tool server stays away too long."""
+        """Run every task to its end. Raises `SandboxError` if the tool server stays away too long.
+
+        With waves, one full set of concurrent episodes after the other, each with a gate of its own.
+        """
         started, result = time.monotonic(), RolloutResult()
-        slots = asyncio.Semaphore(len(tasks) if self.waves else self.config.rollout.max_concurrent_episodes)
+        size = self.config.rollout.max_concurrent_episodes if self.waves else max(len(tasks), 1)
+        for first in range(0, len(tasks), size):
+            await self._run_set(tasks[first : first + size], result)
+        result.episodes.sort(key=lambda episode: episode.trajectory.episode_id)
+        result.wall_s = time.monotonic() - started
+        return result
+
+    async def _run_set(self, tasks: list[EpisodeTask], result: RolloutResult) -> None:
+        slots = asyncio.Semaphore(self.config.rollout.max_concurrent_episodes)
         gate = WaveGate() if self.waves else None
         if gate:
             for task in tasks:
@@ -67,9 +87,6 @@ class RolloutWorker:
                     group.create_task(self._run_one(task, gate, slots, result))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors  # the rest is the same failure, seen by other episodes
-        result.episodes.sort(key=lambda episode: episode.trajectory.episode_id)
-        result.wall_s = time.monotonic() - started
-        return result
 
     async def _run_one(
         self, task: EpisodeTask, gate: WaveGate | None, slots: asyncio.Semaphore, result: RolloutResult
@@ -86,18 +103,20 @@ class RolloutWorker:
         self, task: EpisodeTask, before_turn: Callable[[], Awaitable[None]], result: RolloutResult
     ) -> None:
         """The episode boundary, where infrastructure failures are caught: the task is issued again, or given up."""
-        reason = ""
+        error: Exception | None = None
         for attempt in range(self.config.rollout.max_attempts):
             result.num_reissued += attempt > 0
             try:
                 episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
-            except SandboxError as error:
-                reason = f"{type(error).__name__}: {error}"
-                await self._tool_server_back(error)
+            except ToolError as failure:
+                error = failure
+            except SandboxError as failure:
+                error = failure
+                await self._tool_server_back(failure)
             else:
                 result.episodes.append(episode)
                 return
-        result.failed.append((task, reason))
+        result.failed.append(FailedTask(task, type(error).__name__, str(error)))
 
     async def _tool_server_back(self, error: SandboxError) -> None:
         """Wait until the tool server answers again; after `sandbox.patience_s` the error is raised."""

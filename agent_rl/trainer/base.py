@@ -25,7 +25,7 @@ class TrainResult:
 
 
 class TrainEngine(Protocol):
-    """Owns the weights and the optimizer. Built as `cls(config, model_path, dtype, objective)`."""
+    """Owns the weights and the optimizer. Built as `cls(config, model_path, objective)`."""
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
         """One optimizer step on whole groups, from `policy_version` to the next.

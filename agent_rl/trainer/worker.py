@@ -1,6 +1,5 @@
 """What the Ray training actor is."""
 
-import json
 from pathlib import Path
 
 from agent_rl import registry
@@ -17,7 +16,6 @@ class TrainWorker:
             "trainer",
             config.trainer,
             model_path=str(model_directory(config.model.path)),
-            dtype=config.model.dtype,
             objective=config.objective,
         )
 
@@ -27,10 +25,8 @@ class TrainWorker:
     def publish(self, path: str) -> None:
         self.engine.publish(Path(path))
 
-    def save(self, directory: str, step: int, ramp_from: int) -> None:
-        """Write a checkpoint of `step`; state.json goes last, so its presence says the rest is whole."""
+    def save(self, directory: str) -> None:
         self.engine.save(Path(directory))
-        (Path(directory) / "state.json").write_text(json.dumps({"step": step, "ramp_from": ramp_from}))
 
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))

@@ -45,6 +45,17 @@ def test_a_batch_is_sampled_with_what_is_served_when_its_sampling_starts(
     assert schedule.version(batch) % interval == 0
 
 
+@given(k=st.integers(0, 5), step=st.integers(1, 30), queued=st.integers(0, 5))
+def test_a_continued_run_ramps_only_what_was_not_queued(k: int, step: int, queued: int) -> None:
+    queued = min(queued, k)
+    schedule = Schedule(prefetch=k, broadcast_interval=1)
+    continued = schedule.continued(step, queued)
+    for batch in range(step, step + queued):
+        assert continued.version(batch) == schedule.version(batch)
+    for batch in range(step + queued, step + 20):
+        assert continued.version(batch) == max(step if queued < k else 0, batch - k)
+
+
 def test_sync_has_no_lag_and_runs_in_waves() -> None:
     schedule = Sync(Sync.Config()).schedule
     assert [schedule.version(i) for i in range(4)] == [0, 1, 2, 3]

@@ -24,7 +24,7 @@ from agent_rl.rollout.renderer import Renderer
 from sandbox.base import SandboxError
 from sandbox.client import SandboxClient
 from tests.configs import quickstart
-from tools.base import Tool
+from tools.base import Tool, ToolError, ToolResult
 
 RENDERER = Renderer(model_directory("builtin:tiny-qwen3"), max_tool_output_tokens=120)
 PROMPT = Prompt(0, ({"role": "user", "content": "s37 *4 +19 %50"},), "17")
@@ -69,14 +69,23 @@ def call(code: str) -> str:
     return f"<tool_call>{code}</tool_call>"
 
 
-def run(script: Script, tool_server: str, *overrides: str, prompt: Prompt = PROMPT) -> Episode:
+ROOMY = (
+    "rollout.max_turn_tokens=6000",
+    "rollout.max_episode_tokens=9000",
+    "rollout.engine.max_sequence_tokens=9000",
+)
+
+
+def run(
+    script: Script, tool_server: str, *overrides: str, prompt: Prompt = PROMPT, tool: Tool | None = None
+) -> Episode:
     config = quickstart(*overrides)
 
     async def scenario() -> Episode:
         sandbox = SandboxClient(tool_server)
 
         def make_tools() -> dict[str, Tool]:
-            return {"python": registry.build("tool", config.rollout.tools[0], sandbox)}
+            return {"python": tool or registry.build("tool", config.rollout.tools[0], sandbox)}
 
         parts = EpisodeParts(
             config=config.rollout,
@@ -139,7 +148,7 @@ def test_malformed_calls_are_readable_errors_and_cost_a_turn(tool_server: str) -
     script = Script(["<tool_call>print(1)", call("print("), call("1/0"), r"\boxed{17}"])
     episode = run(script, tool_server, "rollout.max_tool_turn=3")
     unclosed, syntax, division = results(episode)
-    assert unclosed.startswith("Error: the tool call is not closed")
+    assert unclosed == "Error: the tool call has no end marker"
     assert "SyntaxError" in syntax
     assert "ZeroDivisionError: division by zero" in division
     assert not any(result.ok for turn in episode.turns for result in turn.tool_results)
@@ -153,6 +162,8 @@ def test_malformed_calls_are_readable_errors_and_cost_a_turn(tool_server: str) -
     [
         ('{"name": "python", "arguments": {"code": "print(6*7)"}}', None),
         ("{", "not valid JSON"),
+        ('{"arguments": ' + "1" * 5000 + "}", "not valid JSON"),
+        ('{"name": "python", "arguments": {"code": "\\ud800"}}', "not valid Unicode"),
         ("[1]", 'needs a "name"'),
         ('{"name": "python", "arguments": []}', "must be a JSON object"),
         ('{"name": "python"}', "needs the argument 'code'"),
@@ -162,7 +173,7 @@ def test_malformed_calls_are_readable_errors_and_cost_a_turn(tool_server: str) -
     ],
 )
 def test_hermes_calls(tool_server: str, body: str, error: str | None) -> None:
-    overrides = ("rollout.tool_format.type=hermes", "rollout.max_turn_tokens=99")
+    overrides = ("rollout.tool_format.type=hermes", *ROOMY)
     episode = run(Script([call(body), r"\boxed{17}"]), tool_server, *overrides)
     if error is None:
         assert results(episode) == ["42"]
@@ -191,10 +202,36 @@ def test_budgets_end_an_episode(tool_server: str) -> None:
     assert long_turn.trajectory.loss_mask.sum() == 48
     full = run(Script([call("print(1)")]), tool_server, "rollout.max_tool_turn=99", "rollout.max_episode_tokens=100")
     assert full.trajectory.stop_reason is StopReason.MAX_TOKENS
-    assert 95 <= len(full.trajectory) <= 110
+    assert 80 <= len(full.trajectory) <= 100
     late = run(Script([call("import time; time.sleep(0.3)")]), tool_server, "rollout.deadline_s=0.2")
     assert late.trajectory.stop_reason is StopReason.DEADLINE
     assert len(late.turns) == 1
+
+
+def test_a_prompt_over_the_budget_samples_nothing_and_stays_within_it(tool_server: str) -> None:
+    long_prompt = Prompt(0, ({"role": "user", "content": "7" * 400},), "17")
+    episode = run(Script(["done"]), tool_server, prompt=long_prompt)
+    assert (episode.trajectory.stop_reason, episode.turns) == (StopReason.MAX_TOKENS, ())
+    assert len(episode.trajectory) == 256
+    assert not episode.trajectory.loss_mask.any()
+
+
+@pytest.mark.parametrize("limit", range(60, 100, 7))
+def test_no_episode_is_longer_than_its_budget(tool_server: str, limit: int) -> None:
+    episode = run(Script([call("print(10**9)")]), tool_server, f"rollout.max_episode_tokens={limit}")
+    assert len(episode.trajectory) <= limit
+
+
+def test_a_tool_that_breaks_is_an_infrastructure_failure(tool_server: str) -> None:
+    class Broken(Tool):
+        name = "python"
+
+        async def call(self, code: str) -> ToolResult:
+            """Always fails."""
+            raise RuntimeError("no such backend")
+
+    with pytest.raises(ToolError, match="tool python: RuntimeError: no such backend"):
+        run(Script([call("print(1)")]), tool_server, tool=Broken())
 
 
 def test_only_an_answer_is_scored(tool_server: str) -> None:

@@ -22,7 +22,7 @@ MODEL = str(model_directory("builtin:tiny-qwen3"))
 
 def engine(objective: dict[str, Any] | None = None, **keys: Any) -> TorchEngine:
     config = TorchEngine.Config(**{"learning_rate": 1e-3, **keys})
-    return TorchEngine(config, MODEL, "float32", check(ObjectiveConfig, objective or {}))
+    return TorchEngine(config, MODEL, check(ObjectiveConfig, objective or {}))
 
 
 def trajectories(count: int = 8, **keys: Any) -> list[Trajectory]:

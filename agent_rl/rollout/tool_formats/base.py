@@ -25,4 +25,4 @@ def bodies(text: str) -> list[str | None]:
     return found
 
 
-NOT_CLOSED = f"the tool call is not closed; end it with {CLOSE}"
+NOT_CLOSED = "the tool call has no end marker"

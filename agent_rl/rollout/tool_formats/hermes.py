@@ -24,8 +24,8 @@ def _parse_body(body: str | None) -> ToolCall:
         return ToolCall("", {}, NOT_CLOSED)
     try:
         call = json.loads(body)
-    except (json.JSONDecodeError, RecursionError) as error:
-        return ToolCall("", {}, f"the tool call is not valid JSON ({error})")
+    except (ValueError, RecursionError) as error:  # also numbers too long for an int
+        return ToolCall("", {}, f"the tool call is not valid JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, 'the tool call needs a "name" and an "arguments" object')
     arguments = call.get("arguments", {})

@@ -36,10 +36,13 @@ class TorchEngine(PartBase):
     class Config(PartConfig):
         type: Literal["torch"] = "torch"
         learning_rate: float = Field(1e-6, gt=0)
+        """AdamW's step size, constant."""
         betas: tuple[float, float] = (0.9, 0.98)
         """AdamW's moment decays; the default is the SAT paper's."""
         eps: float = Field(1e-8, gt=0)
+        """AdamW's term against division by 0."""
         weight_decay: float = Field(0.0, ge=0)
+        """AdamW's decoupled weight decay."""
         max_grad_norm: float = Field(1.0, gt=0)
         """Gradients are scaled down to this global norm."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
@@ -47,18 +50,18 @@ class TorchEngine(PartBase):
         num_threads: int = Field(1, ge=1)
         """Torch threads of the trainer process."""
 
-    def __init__(self, config: Config, model_path: str, dtype: str, objective: ObjectiveConfig) -> None:
+    def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
-        self.config, self.source, self.dtype = config, Path(model_path), dtype
+        self.config, self.source = config, Path(model_path)
         self.objective, self.advantage = Objective(objective), objective.advantage
-        self.model = _load_model(model_path, dtype)
-        self.reference = self._frozen_reference(model_path, dtype)
+        self.model = _load_model(model_path)
+        self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
-    def _frozen_reference(self, model_path: str, dtype: str) -> Any:
+    def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return _load_model(model_path, dtype).requires_grad_(False)
+        return _load_model(model_path).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
@@ -181,20 +184,20 @@ class TorchEngine(PartBase):
 
     def load(self, directory: Path) -> None:
         """Weights and optimizer of a checkpoint; the reference stays the initial policy."""
-        self.model = _load_model(str(directory), self.dtype)
+        self.model = _load_model(str(directory))
         self.optimizer = self._new_optimizer()
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
 
 
-def _load_model(model_path: str, dtype: str) -> Any:
-    """The causal LM of a directory, in train mode without dropout surprises, on packed attention."""
+def _load_model(model_path: str) -> Any:
+    """The causal LM of a directory in float32, without dropout, on packed attention."""
     from transformers import AutoModelForCausalLM  # heavy
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     packed_attention.register()
     model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=getattr(torch, dtype), attn_implementation=packed_attention.NAME
+        model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
     )
     return model.eval()  # no dropout: at lag 0 the ratio must be 1
 

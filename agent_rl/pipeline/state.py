@@ -1,0 +1,27 @@
+"""Where a run stands between two steps: what a checkpoint keeps beside weights and optimizer."""
+
+import json
+from pathlib import Path
+from typing import Self
+
+from agent_rl.settings import Settings, check
+
+FILE = "state.json"
+
+
+class RunState(Settings):
+    """`step` optimizer steps are done; the prompt stream stands at the first batch that is neither done nor queued."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    queue: dict[int, list[int]] = {}  # noqa: RUF012
+    """Batches that are sampled and wait to be trained, without a gap from `step` on: their groups."""
+    ramps: tuple[tuple[int, int], ...] = ((0, 0),)
+    """See `Schedule.ramps`."""
+
+    def save(self, checkpoint: Path) -> None:
+        (checkpoint / FILE).write_text(self.model_dump_json())
+
+    @classmethod
+    def load(cls, checkpoint: Path) -> Self:
+        return check(cls, json.loads((checkpoint / FILE).read_text()), str(checkpoint / FILE))
