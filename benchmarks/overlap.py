@@ -30,7 +30,7 @@ def run(schedule: Schedule, stages: Any, config: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         load_weights(stages, None, 0, schedule)
         directory = RunDirectory(Path(folder), config)
-        Controller(config, schedule, stages, directory, 0, rows.append).run()
+        Controller(config, schedule, stages, directory, rows.append).run()
         directory.close()
     return rows[1 : STEPS - 1]
 
