@@ -170,8 +170,9 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
 
 def kill_while_busy(server: ToolServer) -> None:
     """Kill the server once it has run a few calls."""
-    while httpx.get(f"{server.url}/health").json()["execs"] < 3:
-        time.sleep(0.01)
+    with httpx.Client() as client:
+        while client.get(f"{server.url}/health").json()["execs"] < 3:
+            time.sleep(0.02)
     server.process.kill()
 
 
