@@ -37,11 +37,11 @@ def step_metrics(
 
     loss; means `objective`, `kl`, `gate_weight` (of the objective's gates), `gate_rate` (of the clip's),
     `clip_fraction`, `newly_clipped_fraction`, `eps_low`, `eps_high`; `dropped_fraction`, tokens that the gates weigh
-    0; `min_factor`, the smallest c; `q_supported`, `q_all`, `q_stochastic`: the 0.90 quantile of the gated |log-ratio| under each
-    token rule, NaN where a rule counts no token. For a clip with a quantile also `q` and `q_zero` (share of tokens
-    whose q is 0, so that nothing was gated), and, where they exist, `eps_eff_low` and `eps_eff_high`: the radii with
-    which PPO has the same gradient; with `step` and references by turn also `eps_eff_low_turn_<bucket>` and
-    `eps_eff_high_turn_<bucket>`. Radii without end (`clip: none`) are left out.
+    0; `min_factor`, the smallest c; `q_supported`, `q_all`, `q_stochastic`: the 0.90 quantile of the gated
+    |log-ratio| under each token rule, NaN where a rule counts no token. For a clip with a quantile also `q` and
+    `q_zero` (share of tokens whose q is 0, so that nothing was gated), and, where they exist, `eps_eff_low` and
+    `eps_eff_high`: the radii with which PPO has the same gradient; with `step` and references by turn also
+    `eps_eff_low_turn_<bucket>` and `eps_eff_high_turn_<bucket>`. Radii without end (`clip: none`) are left out.
     """
     sums = {"tokens": float(sum(len(b.active) for b in batches)), "loss": sum(float(o.loss.detach()) for o in outputs)}
     sums |= {label: float(_column(batches, outputs, name).double().sum()) for name, label in _MEANS.items()}

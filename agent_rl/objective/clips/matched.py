@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -17,7 +17,9 @@ from agent_rl.objective.quantile import Reduce
 from agent_rl.objective.token_batch import ActiveTokens
 from agent_rl.registry import PartConfig
 
-Pair = tuple[float, float]
+Low = Annotated[float, Field(gt=0, le=1)]
+High = Annotated[float, Field(gt=0)]
+Pair = tuple[Low, High]
 _BY_TURN = re.compile(r"eps_eff_low_turn_(\d+)")
 
 
@@ -42,9 +44,9 @@ class Matched(Clip):
 
         type: Literal["matched"] = "matched"
         """This part."""
-        eps_low: float | None = Field(None, gt=0, le=1)
+        eps_low: Low | None = None
         """Constant radius below 1."""
-        eps_high: float | None = Field(None, gt=0)
+        eps_high: High | None = None
         """Constant radius above 1."""
         turns: list[Pair] | None = Field(None, min_length=1)
         """Constant [low, high] by turn, the last for all later turns: for a SAT run with `turns`."""
