@@ -73,6 +73,7 @@ def test_policy_gradient():
     found = run(plain | {"surrogate": {"type": "policy_gradient", "cap": 2.0}}, [[4.0, 0.5]], 3.0)
     close(found.grad_logprobs, [[-3.0, -0.75]])
     assert found.clipped.tolist() == [[True, False]]
+    assert not found.newly_clipped.any()
 
 
 def test_spo_turns_back_beyond_its_radius():
@@ -108,6 +109,38 @@ def test_sequence_mask():
     assert kept(form="product", high=5.0) == [1, 0, 0]
     assert kept(veto=0.2) == [1, 0, 0]
     assert kept(high=100.0, veto=0.0) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("gate", "ratio", "weight"),
+    [
+        ({"type": "icepop", "low": 0.5, "policy": "current"}, 0.5, 0.5),
+        ({"type": "icepop", "low": 0.1, "high": 0.5, "policy": "current"}, 0.5, 0.5),
+        ({"type": "seqclip", "low": 0.5, "high": 0.6}, 0.5, 1.0),
+        ({"type": "seqclip", "low": 0.4, "high": 0.5}, 0.5, 1.0),
+        ({"type": "sequence_mask", "low": 0.5, "high": 0.5, "veto": 0.5}, 0.5, 1.0),
+        ({"type": "dppo", "delta": 0.5}, 0.5, 1.0),
+        ({"type": "sao_dis", "eps_low": 0.5}, 0.5, 0.0),
+        ({"type": "sao_dis", "eps_low": 0.51}, 0.5, 0.5),
+    ],
+)
+def test_values_on_a_boundary(gate, ratio, weight):
+    """They are kept, but by SAO-DIS, whose band is open. mu = 1, so that the ratio is exact."""
+    found = run({"gates": [gate], "clip": "none", "surrogate": "policy_gradient"}, [[ratio]], -1.0, mu=[[0.0]])
+    assert math.exp(LOG(ratio)) == ratio
+    assert found.weight.item() == weight
+
+
+def test_dppo_keeps_what_has_no_advantage():
+    assert run({"gates": [{"type": "dppo", "delta": 0.01}]}, [[0.5]], 0.0, mu=[[-0.1]]).weight.item() == 1.0
+
+
+def test_seqclip_looks_at_the_response_whatever_is_clipped():
+    """Ratios (2, 1/2) have geometric mean 1, (2, 2) has 2; token ratios are clipped, against the proximal policy."""
+    objective = {"gates": [{"type": "seqclip", "low": 0.9, "high": 1.1}], "ratio": {"denominator": "proximal"}}
+    proximal = torch.full((2, 2), -1.5, dtype=torch.float64)
+    found = run(objective, [[2.0, 0.5], [2.0, 2.0]], 1.0, proximal_logprobs=proximal)
+    assert found.weight.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
 def test_the_veto_removes_the_whole_response():
