@@ -146,9 +146,9 @@ class Objective:
         weight = torch.ones_like(constant.clip)
         for gate in self.gates:
             weight = weight * gate.weight(constant)
-        term, clipped = self.surrogate.objective(ratios, radii)
-        if self.gates:
-            term, _ = self.surrogate.objective(ratios.only(weight > 0), radii)
+        term, clipped = self.surrogate.objective(ratios.only(weight > 0) if self.gates else ratios, radii)
+        if self.gates:  # where bounds bind is told of every token, also of those whose term is dropped
+            _, clipped = self.surrogate.objective(constant, radii)
         objective = weight * term
         average = partial(token_weights, tokens, step.num_tokens, step.num_sequences)
         loss = -(objective * average(self.config.aggregate, self.config.sequence_length)).sum()

@@ -83,6 +83,20 @@ def test_the_schedule_of_a_run_gives_its_gradient_back(tmp_path, by_turn):
     assert not all(torch.equal(other, gradient) for other, (_, gradient, _, _) in zip(others, steps, strict=True))
 
 
+def test_a_turn_without_radii_has_the_mean_ones(tmp_path):
+    """Turns beyond the last bucket share its radii; at step 1 no token of bucket 1 was counted."""
+    mean = {"eps_eff_low": 0.05, "eps_eff_high": 0.06}
+    first = {"eps_eff_low_turn_0": 0.1, "eps_eff_high_turn_0": 0.15}
+    second = {"eps_eff_low_turn_1": 0.2, "eps_eff_high_turn_1": 0.25}
+    write(tmp_path, [{"step": 0, **mean, **first, **second}, {"step": 1, **mean, **first}])
+    objective = build(type="matched", schedule=str(tmp_path), by_turn=True)
+    for step, later in ((0, (0.2, 0.25)), (1, (0.05, 0.06))):
+        low, high, turns = radii(objective, step)
+        assert set(turns.tolist()) == {0, 1, 2}
+        assert low.tolist() == [0.1 if turn == 0 else later[0] for turn in turns.tolist()]
+        assert high.tolist() == [0.15 if turn == 0 else later[1] for turn in turns.tolist()]
+
+
 def test_rows_by_turn():
     output, _, metrics, rows = train_step(build(type="sat", turns=TURNS), 3, 0)
     assert [row["bucket"] for row in rows] == [0, 1, 2]

@@ -27,6 +27,7 @@ OBJECTIVES = [
     {"clip": {"type": "sat", "tokens": "stochastic"}},
     {"clip": {"type": "sat", "gate_on": "behavior"}, "ratio": {"denominator": "proximal"}},
     {"clip": {"type": "sat", "turns": {"mode": "local", **FEW}}, "ratio": {"level": "turn"}},
+    {"ratio": {"level": "turn"}},
     {"clip": {"type": "matched", "turns": [[0.1, 0.2], [0.3, 0.1]]}},
     {"gates": [{"type": "sequence_mask", "form": "product", "policy": "proximal"}, "dppo"]},
     *(method | {"kl": KL} for method in METHODS),
