@@ -170,7 +170,7 @@ class Objective:
 
         Every rank calls it, after its last `loss`; an empty step is ignored.
         """
-        if step.empty:
+        if step.empty or not self.clip.learns:
             return
         active = [batch.active for batch in batches]
         self.clip.end_step(step.reference, self._gate_log_ratios(logprobs, active), active, reduce)

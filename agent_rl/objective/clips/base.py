@@ -49,6 +49,8 @@ class Clip(ObjectivePart, ABC):
 
     needs_step_pass: bool = False
     """Whether `reference` must see all log-ratios of the step before the first micro-batch's loss."""
+    learns: bool = False
+    """Whether `end_step` must see every step."""
     gates_on_behavior: bool = False
     """Whether `log_ratio` is the one to the behaviour policy, whatever the ratio that is clipped."""
 
@@ -68,7 +70,7 @@ class Clip(ObjectivePart, ABC):
     def end_step(
         self, reference: Any, log_ratios: Sequence[Tensor], tokens: Sequence[ActiveTokens], reduce: Reduce | None
     ) -> None:
-        """Learn from the step that was trained, if this part has state."""
+        """Learn from the step that was trained; called if `learns`."""
 
     def state_dict(self) -> dict[str, Any]:
         """What later steps depend on: numbers, tensors and dicts of them. Empty without state."""

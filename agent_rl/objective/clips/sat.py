@@ -65,6 +65,7 @@ class SAT(Clip):
         self.config = config
         self.needs_step_pass = config.scope == "step"
         self.needs_turns = config.turns is not None
+        self.learns = config.scope == "previous_step" or config.cap == "ema"
         self.gates_on_behavior = config.gate_on == "behavior"
         self.cap = EMACap() if config.cap == "ema" else None
         self.previous: Reference | None = None
