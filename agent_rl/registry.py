@@ -19,6 +19,8 @@ from agent_rl.settings import Settings, check
 
 PACKAGES = {
     "clip": "agent_rl.objective.clips",
+    "surrogate": "agent_rl.objective.surrogates",
+    "gate": "agent_rl.objective.gates",
     "prompts": "agent_rl.data.sources",
     "engine": "agent_rl.rollout.engines",
     "tool_format": "agent_rl.rollout.tool_formats",
@@ -41,7 +43,7 @@ class PartBase:
     """A swappable part: `Config` declares its keys, `needs` the batch fields it reads beyond the basic ones."""
 
     Config: ClassVar[type[BaseModel]]
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: frozenset[str] = frozenset()
 
 
 def names(kind: str) -> list[str]:

@@ -1,14 +1,17 @@
 """The config of an objective. Light on purpose: nothing here imports torch until a clip is chosen."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from agent_rl import registry
 from agent_rl.registry import PartKind
 from agent_rl.settings import Settings
 
 Level = Literal["token", "turn", "sequence"]
-Aggregate = Literal["sequence_mean", "token_mean"]
+Denominator = Literal["behavior", "proximal"]
+Aggregate = Literal["sequence_mean", "token_mean", "sequence_sum"]
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
 
 
 class RatioConfig(Settings):
@@ -17,8 +20,9 @@ class RatioConfig(Settings):
     level: Level = "token"
     """`token`: one ratio a token. `sequence`: exp of the response's mean log-ratio, on each of its tokens (GSPO).
     `turn`: exp of the mean log-ratio within each turn."""
-    denominator: Literal["behavior"] = "behavior"
-    """`behavior`: what the engine really sampled from, after temperature and over the kept set."""
+    denominator: Denominator = "behavior"
+    """`behavior`: what the engine really sampled from, after temperature and over the kept set. `proximal`: the
+    trainer's own recomputation at the weights that each token was sampled with, which the step must then have."""
 
 
 class KLConfig(Settings):
@@ -26,29 +30,59 @@ class KLConfig(Settings):
 
     coefficient: float = Field(0.0, ge=0)
     """Weight of the KL loss; 0 switches it off, and no reference log-probs are needed then."""
-    aggregate: Aggregate = "sequence_mean"
+    aggregate: Literal["sequence_mean", "token_mean"] = "sequence_mean"
     """How the per-token KL is averaged, as in `objective.aggregate`."""
 
 
 class AdvantageConfig(Settings):
-    """Group-relative advantage (GRPO): (R - mean) / (std + 1e-6) within a group, std with ddof 1."""
+    """From rewards to advantages; every estimator gives exactly 0 where all the rewards it compares are equal."""
 
-    estimator: Literal["grpo"] = "grpo"
-    """`grpo`: rewards standardised within their group; needs groups of at least two."""
+    estimator: Estimator = "grpo"
+    """`grpo`: (R - mean) / (std + 1e-6) within a group. `dr_grpo`: R - mean within a group. `rloo`: R - the mean of
+    the group's other episodes. `reinforce_pp`: (R - mean) / (std + 1e-6) over the batch. `reinforce_pp_baseline`:
+    R - mean within a group, then / (std + 1e-6) over the batch. std has ddof 1."""
     std_floor: float = Field(0.0, ge=0)
-    """The std of a group is taken to be at least this; 0 is plain GRPO."""
+    """A std is taken to be at least this; 0 is the plain estimator."""
+
+    @model_validator(mode="after")
+    def _floor(self) -> Self:
+        if self.std_floor and self.estimator in ("dr_grpo", "rloo"):
+            raise ValueError(f"estimator {self.estimator} divides by no std; remove std_floor")
+        return self
 
 
 class ObjectiveConfig(Settings):
-    """What is maximised: ratio, clip, aggregation, KL, and the advantage that goes in."""
+    """What is maximised: ratio, clip, surrogate, gates, aggregation, KL, and the advantage that goes in."""
 
     ratio: RatioConfig = Field(default_factory=RatioConfig)
     """Level and denominator of the importance ratio."""
     clip: Annotated[Any, PartKind("clip")] = Field({"type": "ppo"}, validate_default=True)
     """The trust region on the ratio: a file of `agent_rl/objective/clips/`."""
+    surrogate: Annotated[Any, PartKind("surrogate")] = Field({"type": "clip"}, validate_default=True)
+    """What is made of ratio, radii and advantage: a file of `agent_rl/objective/surrogates/`."""
+    gates: list[Annotated[Any, PartKind("gate")]] = Field([])
+    """Masks and weights on the tokens' terms, multiplied: files of `agent_rl/objective/gates/`."""
     aggregate: Aggregate = "sequence_mean"
-    """`sequence_mean`: mean over responses of their token means. `token_mean`: mean over all active tokens."""
+    """`sequence_mean`: mean over responses of their token means. `token_mean`: mean over all active tokens.
+    `sequence_sum`: mean over responses of their token sums divided by `sequence_length` (Dr. GRPO)."""
+    sequence_length: int | None = Field(None, ge=1)
+    """Tokens that a response's sum is divided by under `aggregate: sequence_sum`: the generation budget."""
     kl: KLConfig = Field(default_factory=KLConfig)
     """KL loss to a reference policy."""
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     """How rewards become advantages."""
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        if (self.aggregate == "sequence_sum") != (self.sequence_length is not None):
+            raise ValueError("aggregate sequence_sum and sequence_length come together: set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _composes(self) -> Self:
+        parts = [("clip", self.clip), ("surrogate", self.surrogate), *(("gate", gate) for gate in self.gates)]
+        for kind, part in parts:
+            reason = registry.find(kind, part.type).conflict(part, self)
+            if reason is not None:
+                raise ValueError(reason)
+        return self

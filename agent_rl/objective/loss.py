@@ -1,20 +1,36 @@
-"""The only composer: log-ratio, clip, KL and aggregation, on packed micro-batches of one optimizer step."""
+"""The only composer: ratio, clip, surrogate, gates, KL and aggregation, on packed micro-batches of one step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_rl import registry
+from agent_rl.objective.aggregation import token_weights
 from agent_rl.objective.clips.base import Clip, Radii
-from agent_rl.objective.config import Aggregate, ObjectiveConfig
+from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.errors import ObjectiveError
+from agent_rl.objective.gates.base import Gate
 from agent_rl.objective.kl import low_var_kl
 from agent_rl.objective.quantile import Reduce
-from agent_rl.objective.ratio import level_log_ratio
+from agent_rl.objective.ratio import Ratios
+from agent_rl.objective.surrogates.base import Surrogate
 from agent_rl.objective.token_batch import ActiveTokens, TokenBatch
+
+_MISSING = {
+    "ref_logprobs": (
+        "missing_ref",
+        "the KL loss needs ref_logprobs; compute them or set objective.kl.coefficient to 0",
+    ),
+    "proximal_logprobs": (
+        "missing_mut",
+        "this objective needs proximal_logprobs; compute them, or choose ratio.denominator: behavior and gates "
+        "that do without",
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +56,22 @@ class LossOutput:
     """The loss of one micro-batch and, detached, what it was made of; [T] tensors are 0 or False where inactive.
 
     loss: 0-dim, the only tensor with a gradient; the step's loss is the sum over micro-batches. log_ratio: d =
-    lp - mu per token, whatever the ratio level. clip_log_ratio: the log of `ratio`, the scalar that is gated and
-    clipped. objective: S, before the KL. gate: the clip tightened here; clipped: the clip binds, so the token has
-    no policy gradient; newly_clipped: it does only because of the tightening. factor: min(c_low, c_high).
-    q: what |clip_log_ratio| was compared with, None for a clip without a quantile. base_radii: (low, high) of the
-    clip before tightening.
+    lp - mu per token, whatever the ratio level. clip_log_ratio: the log of `ratio`, the scalar that is clipped;
+    gate_log_ratio: the one that the clip gates on, the same unless it asks for another. objective: S times
+    `weight`, the product of the gates, before the KL. gate: the clip tightened here; clipped: a bound of the
+    surrogate binds, so a clipped term has no gradient, and a capped weight is at its cap; newly_clipped: it binds
+    only because of the tightening; both whatever the gates weigh. factor: min(c_low, c_high). q: what
+    |gate_log_ratio| was compared with, None for a clip without a quantile. base_radii: (low, high) of the clip
+    before tightening, where some constant radius is equivalent to q, else None.
     """
 
     loss: Tensor
     log_ratio: Tensor
     clip_log_ratio: Tensor
+    gate_log_ratio: Tensor
     ratio: Tensor
     objective: Tensor
+    weight: Tensor
     eps_low: Tensor
     eps_high: Tensor
     factor: Tensor
@@ -60,26 +80,34 @@ class LossOutput:
     newly_clipped: Tensor
     kl: Tensor
     q: Tensor | None
-    base_radii: tuple[float, float]
+    base_radii: tuple[float, float] | None
 
 
 class Objective:
-    """An objective ready to run. `begin_step` once an optimizer step, then `loss` for each of its micro-batches."""
+    """An objective ready to run. `begin_step` once an optimizer step, `loss` for each of its micro-batches, then
+    `end_step`, from which parts with state learn; their `state_dict` belongs into the checkpoint."""
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config
         self.clip: Clip = registry.build("clip", config.clip)
-        self.needs: frozenset[str] = self.clip.needs | ({"ref_logprobs"} if config.kl.coefficient else set())
+        self.surrogate: Surrogate = registry.build("surrogate", config.surrogate)
+        self.gates: list[Gate] = [registry.build("gate", gate) for gate in config.gates]
+        parts = (self.clip, self.surrogate, *self.gates)
+        self.needs: frozenset[str] = frozenset().union(*(part.needs for part in parts), _own_needs(config))
         """Optional fields of `TokenBatch` that must be there."""
         self.needs_step_pass = self.clip.needs_step_pass
         """Whether `begin_step` needs the log-probs of all micro-batches."""
-        self.needs_turns = self.clip.needs_turns or config.ratio.level == "turn"
+        self.needs_turns = config.ratio.level == "turn" or any(part.needs_turns for part in parts)
         """Whether every active token must have a turn id."""
 
     def begin_step(
-        self, batches: Sequence[TokenBatch], logprobs: Sequence[Tensor] | None, reduce: Reduce | None = None
+        self,
+        batches: Sequence[TokenBatch],
+        logprobs: Sequence[Tensor] | None,
+        reduce: Reduce | None = None,
+        step: int = 0,
     ) -> StepContext:
-        """Count the step's denominators and take its statistic.
+        """Count the denominators of optimizer step `step` and take its statistic.
 
         `batches` are all micro-batches of this rank; `logprobs` their log-probs [T], read without gradient and
         only if `needs_step_pass`. With one micro-batch in the step those of its gradient pass serve, and no
@@ -96,39 +124,75 @@ class Objective:
             raise problem
         if problems:
             raise ObjectiveError("nonfinite", "another rank has unusable input for this step; see its error")
-        if not tokens or not self.needs_step_pass:
+        if not tokens:
             return StepContext(tokens, sequences)
-        assert logprobs is not None, "needs_step_pass: begin_step takes the log-probs of every micro-batch"
-        log_ratios = [self._log_ratios(lp.detach(), a)[1] for lp, a in zip(logprobs, active, strict=True)]
-        return StepContext(tokens, sequences, self.clip.reference(log_ratios, active, reduce))
+        log_ratios = self._gate_log_ratios(logprobs, active) if self.needs_step_pass else None
+        return StepContext(tokens, sequences, self.clip.reference(step, log_ratios, active, reduce))
 
     def loss(self, logprobs: Tensor, batch: TokenBatch, step: StepContext) -> LossOutput:
         """The loss of one micro-batch, `logprobs` [T] being the policy's current ones, with gradient.
 
-        S = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), loss = -S plus the KL, averaged with the step's
-        denominators. Raises `ObjectiveError` on unusable log-probs and on an empty step.
+        S = the surrogate of ratio, radii and advantage, times the gates' weights; loss = -S plus the KL, averaged
+        with the step's denominators. Raises `ObjectiveError` on unusable log-probs and on an empty step.
         """
         if step.empty:
             raise ObjectiveError("empty_active_set", "no active token in the whole step; skip it (StepContext.empty)")
         if (problem := self._problem([batch], [logprobs])) is not None:
             raise problem
         tokens = batch.active
-        log_ratio, clip_log_ratio = self._log_ratios(logprobs, tokens)
-        radii = self.clip.radii(clip_log_ratio.detach(), tokens, step.reference)
-        objective, clipped = clipped_objective(clip_log_ratio, tokens.advantages, radii)
-        loss = -(objective * token_weights(tokens, step, self.config.aggregate)).sum()
+        ratios = Ratios.of(logprobs, tokens, self.config.ratio)
+        constant = ratios.detach()
+        radii = self.clip.radii(self._gate_log_ratio(constant), tokens, step.reference)
+        weight = torch.ones_like(constant.clip)
+        for gate in self.gates:
+            weight = weight * gate.weight(constant)
+        term, clipped = self.surrogate.objective(ratios.only(weight > 0) if self.gates else ratios, radii)
+        if self.gates:  # where bounds bind is told of every token, also of those whose term is dropped
+            _, clipped = self.surrogate.objective(constant, radii)
+        objective = weight * term
+        average = partial(token_weights, tokens, step.num_tokens, step.num_sequences)
+        loss = -(objective * average(self.config.aggregate, self.config.sequence_length)).sum()
         kl = torch.zeros_like(objective)
         if self.config.kl.coefficient:
             assert tokens.ref_logprobs is not None
             kl = low_var_kl(logprobs[tokens.index], tokens.ref_logprobs)
-            weights = token_weights(tokens, step, self.config.kl.aggregate)
-            loss = loss + self.config.kl.coefficient * (kl * weights).sum()
-        return _output(loss, log_ratio, clip_log_ratio, objective, clipped, kl, radii, batch)
+            loss = loss + self.config.kl.coefficient * (kl * average(self.config.kl.aggregate)).sum()
+        return self._output(loss, constant, radii, batch, objective=objective, weight=weight, clipped=clipped, kl=kl)
 
-    def _log_ratios(self, logprobs: Tensor, tokens: ActiveTokens) -> tuple[Tensor, Tensor]:
-        """d [A], and the log-ratio that is clipped [A]."""
-        log_ratio = logprobs[tokens.index] - tokens.behavior_logprobs
-        return log_ratio, level_log_ratio(log_ratio, tokens, self.config.ratio.level)
+    def end_step(
+        self,
+        batches: Sequence[TokenBatch],
+        logprobs: Sequence[Tensor],
+        step: StepContext,
+        reduce: Reduce | None = None,
+    ) -> None:
+        """Let parts with state learn from a step that was trained on `logprobs` [T] of this rank's micro-batches.
+
+        Every rank calls it, after its last `loss`; an empty step is ignored.
+        """
+        if step.empty or not self.clip.learns:
+            return
+        active = [batch.active for batch in batches]
+        self.clip.end_step(step.reference, self._gate_log_ratios(logprobs, active), active, reduce)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the parts, for a checkpoint; empty if none has any."""
+        state = self.clip.state_dict()
+        return {"clip": state} if state else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; a part that had no state starts anew."""
+        if "clip" in state:
+            self.clip.load_state_dict(state["clip"])
+
+    def _gate_log_ratio(self, ratios: Ratios) -> Tensor:
+        """The log-ratio that the clip looks at, [A]."""
+        return ratios.behavior if self.clip.gates_on_behavior else ratios.clip
+
+    def _gate_log_ratios(self, logprobs: Sequence[Tensor] | None, active: Sequence[ActiveTokens]) -> list[Tensor]:
+        assert logprobs is not None, "the log-probs of every micro-batch are needed"
+        pairs = zip(logprobs, active, strict=True)
+        return [self._gate_log_ratio(Ratios.of(lp.detach(), a, self.config.ratio)) for lp, a in pairs]
 
     def _problem(self, batches: Sequence[TokenBatch], logprobs: Sequence[Tensor] | None) -> ObjectiveError | None:
         """Why this rank's input cannot be used; kept back so that all ranks can raise together."""
@@ -138,32 +202,51 @@ class Objective:
                 batch.check_logprobs("logprobs", values)
             for batch in batches if self.needs_turns else []:
                 batch.check_turns()
-            if "ref_logprobs" in self.needs and any(b.ref_logprobs is None for b in batches):
-                message = "the KL loss needs ref_logprobs; compute them or set objective.kl.coefficient to 0"
-                raise ObjectiveError("missing_ref", message)
+            for name in sorted(self.needs):
+                if any(getattr(batch, name) is None for batch in batches):
+                    code, message = _MISSING.get(name, ("missing_field", f"this objective needs {name}; compute it"))
+                    raise ObjectiveError(code, message)
         except ObjectiveError as error:
             return error
         return None
 
+    def _output(self, loss: Tensor, ratios: Ratios, radii: Radii, batch: TokenBatch, **columns: Tensor) -> LossOutput:
+        def spread(values: Tensor) -> Tensor:
+            full = torch.zeros(len(batch), dtype=values.dtype, device=values.device)
+            full[batch.active.index] = values.detach()
+            return full
 
-def clipped_objective(log_ratio: Tensor, advantages: Tensor, radii: Radii) -> tuple[Tensor, Tensor]:
-    """S = min(r A, clip(r) A) [A], and where the clip binds, bool [A].
+        advantages, ratio = ratios.tokens.advantages, ratios.clip.exp()
+        inside_base = torch.where(advantages > 0, ratio < 1 + radii.base_high, ratio > 1 - radii.base_low)
+        return LossOutput(
+            loss=loss,
+            log_ratio=spread(ratios.token),
+            clip_log_ratio=spread(ratios.clip),
+            gate_log_ratio=spread(self._gate_log_ratio(ratios)),
+            ratio=spread(ratio),
+            eps_low=spread(radii.low),
+            eps_high=spread(radii.high),
+            factor=spread(torch.minimum(radii.factor_low, radii.factor_high)),
+            gate=spread(radii.gate),
+            newly_clipped=spread(columns["clipped"] & inside_base & radii.gate),
+            q=None if radii.q is None else spread(radii.q),
+            base_radii=self._equivalent_base(radii),
+            **{name: spread(values) for name, values in columns.items()},
+        )
 
-    Written as a choice: a bound that binds is a constant, so e^d of a clipped token cannot overflow its gradient.
-    """
-    high, low = 1 + radii.high, 1 - radii.low
-    ratio = log_ratio.detach().exp()
-    over, under = (advantages > 0) & (ratio > high), (advantages < 0) & (ratio < low)
-    clipped = over | under
-    free = torch.where(clipped, torch.zeros_like(log_ratio), log_ratio).exp()
-    return torch.where(over, high, torch.where(under, low, free)) * advantages, clipped
+    def _equivalent_base(self, radii: Radii) -> tuple[float, float] | None:
+        """The base radii, if some constant radius has the gradient of this clip on a batch."""
+        low, high = radii.base_low, radii.base_high
+        one_scalar = not self.clip.gates_on_behavior or self.config.ratio.denominator == "behavior"
+        if not (one_scalar and self.surrogate.keeps_equivalent_radius):
+            return None
+        return None if isinstance(low, Tensor) or isinstance(high, Tensor) else (low, high)
 
 
-def token_weights(tokens: ActiveTokens, step: StepContext, aggregate: Aggregate) -> Tensor:
-    """The weight of each active token in the step's average, [A]; over the whole step they sum to 1."""
-    if aggregate == "token_mean":
-        return torch.full_like(tokens.advantages, 1 / step.num_tokens)
-    return 1 / (step.num_sequences * tokens.sequence_lengths.to(tokens.advantages))
+def _own_needs(config: ObjectiveConfig) -> set[str]:
+    """What the composer itself reads."""
+    needs = {"ref_logprobs"} if config.kl.coefficient else set()
+    return needs | ({"proximal_logprobs"} if config.ratio.denominator == "proximal" else set())
 
 
 def _check_whole(batches: Sequence[TokenBatch]) -> None:
@@ -173,38 +256,3 @@ def _check_whole(batches: Sequence[TokenBatch]) -> None:
         split = next(i for i in ids if ids.count(i) > 1)
         message = f"trajectory {split} lies in two segments of one optimizer step; pack each trajectory whole, once"
         raise ObjectiveError("split_trajectory", message)
-
-
-def _output(
-    loss: Tensor,
-    log_ratio: Tensor,
-    clip_log_ratio: Tensor,
-    objective: Tensor,
-    clipped: Tensor,
-    kl: Tensor,
-    radii: Radii,
-    batch: TokenBatch,
-) -> LossOutput:
-    def spread(values: Tensor) -> Tensor:
-        full = torch.zeros(len(batch), dtype=values.dtype, device=values.device)
-        full[batch.active.index] = values.detach()
-        return full
-
-    advantages, ratio = batch.active.advantages, clip_log_ratio.detach().exp()
-    inside_base = torch.where(advantages > 0, ratio < 1 + radii.base_high, ratio > 1 - radii.base_low)
-    return LossOutput(
-        loss=loss,
-        log_ratio=spread(log_ratio),
-        clip_log_ratio=spread(clip_log_ratio),
-        ratio=spread(ratio),
-        objective=spread(objective),
-        eps_low=spread(radii.low),
-        eps_high=spread(radii.high),
-        factor=spread(torch.minimum(radii.factor_low, radii.factor_high)),
-        gate=spread(radii.gate),
-        clipped=spread(clipped),
-        newly_clipped=spread(clipped & inside_base),
-        kl=spread(kl),
-        q=None if radii.q is None else spread(radii.q),
-        base_radii=(radii.base_low, radii.base_high),
-    )

@@ -10,6 +10,7 @@ from torch import Tensor
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.errors import ObjectiveError
 from agent_rl.objective.loss import Objective
+from agent_rl.objective.methods import method
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.settings import check
@@ -19,15 +20,16 @@ from agent_rl.settings import check
 class Evaluation:
     """What an objective makes of one batch. loss: float; grad_logprobs = d loss / d logprobs and the rest: [B, T].
 
-    objective: S per token; log_ratio: lp - mu; ratio: what is clipped, at the configured level; eps_low, eps_high:
-    the radii; gate, clipped, newly_clipped: bool; factor: min(c_low, c_high); kl; q: the quantile each token was
-    compared with, None for a clip without one. All are 0 or False outside the loss mask. metrics: the scalars
-    that training logs.
+    objective: weight times S per token; weight: the product of the gates; log_ratio: lp - mu; ratio: what is
+    clipped, at the configured level and denominator; eps_low, eps_high: the radii; gate, clipped, newly_clipped:
+    bool; factor: min(c_low, c_high); kl; q: the quantile each token was compared with, None for a clip without one.
+    All are 0 or False outside the loss mask. metrics: the scalars that training logs.
     """
 
     loss: float
     grad_logprobs: Tensor
     objective: Tensor
+    weight: Tensor
     log_ratio: Tensor
     ratio: Tensor
     eps_low: Tensor
@@ -41,11 +43,12 @@ class Evaluation:
     metrics: dict[str, float]
 
 
-_PER_TOKEN = ("objective", "log_ratio", "ratio", "eps_low", "eps_high", "factor", "gate", "clipped", "newly_clipped")
+_PER_TOKEN = ("objective", "weight", "log_ratio", "ratio", "eps_low", "eps_high", "factor", "gate", "clipped",
+              "newly_clipped", "kl")  # fmt: skip
 
 
 def evaluate(
-    objective: ObjectiveConfig | Mapping[str, Any],
+    objective: ObjectiveConfig | Mapping[str, Any] | str,
     *,
     logprobs: Any,
     behavior_logprobs: Any,
@@ -58,12 +61,14 @@ def evaluate(
 ) -> Evaluation:
     """Loss, gradient and per-token quantities of `objective` on one batch of B responses of T columns.
 
+    `objective`: a config, a mapping of its keys, or the name of a method in configs/methods.
     Every argument is a [B, T] array, nested list or tensor; floats are computed in the dtype of `logprobs`.
     Columns where `loss_mask` is 0 are never read. `kept_set_sizes`: number of tokens the sampler kept, 0 for the
     full vocabulary. Raises `ObjectiveError` with a `code`: shape_mismatch, nonfinite, positive_logp,
-    empty_active_set, missing_ref, missing_turn; an unknown key of `objective` is a `ValueError` naming the nearest one.
+    empty_active_set, missing_ref, missing_mut, missing_turn, bad_method; an unknown key of `objective`, or parts
+    that mean nothing together, are a `ValueError` that says what to do.
     """
-    config = objective if isinstance(objective, ObjectiveConfig) else check(ObjectiveConfig, objective, "objective")
+    config = _config(objective)
     values = torch.as_tensor(logprobs).detach()
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     given = {"behavior_logprobs": behavior_logprobs, "advantages": advantages}
@@ -78,6 +83,12 @@ def evaluate(
     if turn_ids is None and runnable.needs_turns:
         raise ObjectiveError("missing_turn", "this objective looks at turns; pass turn_ids")
     return _run(runnable, values, _pack(mask, turns, sizes, floats))
+
+
+def _config(objective: ObjectiveConfig | Mapping[str, Any] | str) -> ObjectiveConfig:
+    if isinstance(objective, str):
+        return method(objective)
+    return objective if isinstance(objective, ObjectiveConfig) else check(ObjectiveConfig, objective, "objective")
 
 
 def _like(values: Tensor, name: str, array: Any, dtype: torch.dtype) -> Tensor:
@@ -116,15 +127,15 @@ def _pack(mask: Tensor, turns: Tensor, sizes: Tensor | None, floats: dict[str, T
 
 def _run(objective: Objective, logprobs: Tensor, batch: TokenBatch) -> Evaluation:
     flat = logprobs.flatten().clone().requires_grad_()
-    output = objective.loss(flat, batch, objective.begin_step([batch], [flat]))
+    step = objective.begin_step([batch], [flat])
+    output = objective.loss(flat, batch, step)
     (gradient,) = torch.autograd.grad(output.loss, flat)
     shape = logprobs.shape
     per_token: dict[str, Any] = {name: getattr(output, name).reshape(shape) for name in _PER_TOKEN}
     return Evaluation(
         loss=float(output.loss.detach()),
         grad_logprobs=gradient.reshape(shape),
-        kl=output.kl.reshape(shape),
         q=None if output.q is None else output.q.reshape(shape),
-        metrics=step_metrics([batch], [output]),
+        metrics=step_metrics([batch], [output], step=step),
         **per_token,
     )

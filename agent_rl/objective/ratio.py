@@ -1,14 +1,55 @@
-"""The one log-ratio that everything else is built from, and the levels it is read at."""
+"""The log-ratios that everything else is built from, and the levels they are read at."""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from agent_rl.objective.config import Level
+from agent_rl.objective.config import Level, RatioConfig
 from agent_rl.objective.token_batch import ActiveTokens
 
 
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """Log-ratios of the A active tokens of a micro-batch, each float [A].
+
+    logprobs: lp, log pi of the sampled token. token: d = lp - mu per token, whatever level is clipped. behavior: d
+    at the configured level. clip: the log of the ratio that is clipped, at the configured level and denominator;
+    it is `behavior` unless the denominator is proximal.
+    """
+
+    tokens: ActiveTokens
+    logprobs: Tensor
+    token: Tensor
+    behavior: Tensor
+    clip: Tensor
+
+    @staticmethod
+    def of(logprobs: Tensor, tokens: ActiveTokens, config: RatioConfig) -> "Ratios":
+        """From the policy's log-probs [T] of the batch that `tokens` belongs to; the gradient is kept."""
+        current = logprobs[tokens.index]
+        token = current - tokens.behavior_logprobs
+        behavior = clip = level_log_ratio(token, tokens, config.level)
+        if config.denominator == "proximal":
+            assert tokens.proximal_logprobs is not None
+            clip = level_log_ratio(current - tokens.proximal_logprobs, tokens, config.level)
+        return Ratios(tokens, current, token, behavior, clip)
+
+    def detach(self) -> "Ratios":
+        """The same values as constants."""
+        return Ratios(
+            self.tokens, self.logprobs.detach(), self.token.detach(), self.behavior.detach(), self.clip.detach()
+        )
+
+    def only(self, kept: Tensor) -> "Ratios":
+        """With ratio 1 and no gradient where `kept`, bool [A], is False: a term of weight 0 must not overflow."""
+        zeros = torch.zeros_like(self.clip)
+        logprobs, clip = torch.where(kept, self.logprobs, zeros), torch.where(kept, self.clip, zeros)
+        return replace(self, logprobs=logprobs, clip=clip)
+
+
 def level_log_ratio(log_ratio: Tensor, tokens: ActiveTokens, level: Level) -> Tensor:
-    """The log of the ratio that is gated and clipped, [A], from the token log-ratios d [A].
+    """The token log-ratios d [A] at a level, [A].
 
     token: d itself. sequence: the mean of d over the active tokens of the response, on each of them (GSPO, arXiv
     2507.18071, eq. 7). turn: the same within each turn of the response (ours).

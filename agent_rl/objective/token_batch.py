@@ -31,6 +31,7 @@ class ActiveTokens:
     kept_sizes: Tensor
     behavior_logprobs: Tensor
     advantages: Tensor
+    proximal_logprobs: Tensor | None
     ref_logprobs: Tensor | None
 
     def __len__(self) -> int:
@@ -99,6 +100,7 @@ class TokenBatch:
             kept_sizes=torch.zeros_like(index) if self.kept_offsets is None else self.kept_offsets.diff(),
             behavior_logprobs=self.behavior_logprobs[index],
             advantages=self.advantages[index],
+            proximal_logprobs=None if self.proximal_logprobs is None else self.proximal_logprobs[index],
             ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[index],
         )
 

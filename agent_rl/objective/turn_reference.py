@@ -48,7 +48,7 @@ class TurnReference:
 
     def at(self, turn_ids: Tensor) -> Tensor:
         """The reference of each token, [A], from its turn."""
-        return self.q[turn_ids.clamp(max=len(self.q) - 1)]
+        return self.q.to(turn_ids.device)[turn_ids.clamp(max=len(self.q) - 1)]
 
     def rows(self) -> list[dict[str, float | int | bool]]:
         """One row a bucket that has tokens: bucket, n, num_responses, q_bucket, q_hat, q, fallback."""

@@ -25,6 +25,8 @@ class Row:
     ref: np.ndarray
     advantage: float
     sizes: np.ndarray
+    prox: np.ndarray | None = None
+    """Proximal log-probs; None stands for the behaviour ones."""
 
 
 def random_rows(seed: int, count: int, spread: float = 0.3) -> list[Row]:
@@ -37,10 +39,11 @@ def random_rows(seed: int, count: int, spread: float = 0.3) -> list[Row]:
         mu = -rng.exponential(1.0, length)
         lp = np.minimum(mu + spread * rng.standard_t(3, length), -1e-6)
         ref = np.minimum(mu + rng.normal(0, 0.2, length), 0)
-        for values in (lp, mu, ref):
+        prox = np.minimum(mu + rng.normal(0, 0.1, length), 0)
+        for values in (lp, mu, ref, prox):
             values[~mask] = rng.choice(GARBAGE, int((~mask).sum()))
         sizes = rng.choice([0, 1, 2, 5], length)
-        rows.append(Row(100 + i, mask, np.arange(length) // 4, lp, mu, ref, float(rng.normal()), sizes))
+        rows.append(Row(100 + i, mask, np.arange(length) // 4, lp, mu, ref, float(rng.normal()), sizes, prox))
     return rows
 
 
@@ -65,6 +68,7 @@ def pack(rows: Sequence[Row], dtype: torch.dtype = torch.float64, **changes: Any
         "advantages": joined([np.where(r.mask, r.advantage, np.nan) for r in rows], dtype),
         "temperature": torch.ones(len(mask), dtype=dtype),
         "cu_seqlens": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+        "proximal_logprobs": joined([r.mu if r.prox is None else r.prox for r in rows], dtype),
         "ref_logprobs": joined([r.ref for r in rows], dtype),
         "kept_ids": torch.zeros(int(sizes.sum()), dtype=torch.int64),
         "kept_offsets": torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),

@@ -1,16 +1,23 @@
 """Quantile, SAT factors, equivalent radius, KL and advantages against worked cases."""
 
+import functools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from golden_cases import DTYPES, array, assert_close, cases, tensor
 
-from agent_rl.objective.advantage import group_advantages, grpo_advantage
+from agent_rl.objective import evaluate
+from agent_rl.objective.advantage import group_advantages, standardised
+from agent_rl.objective.bernoulli import bernoulli_kl, bernoulli_tv
 from agent_rl.objective.clips.sat import sat_factors
 from agent_rl.objective.config import AdvantageConfig
 from agent_rl.objective.equivalent_radius import equivalent_radii
 from agent_rl.objective.errors import ObjectiveError
 from agent_rl.objective.kl import low_var_kl
 from agent_rl.objective.quantile import quantile
+from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.trainer.token_logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,25 +55,85 @@ def test_equivalent_radius(case):
     assert high == pytest.approx(case["out"]["high"], rel=1e-9)
 
 
-def later_replay(case):
-    reasons = {"r3_": "router replay belongs to the trainer", "topp_": "the kept-set head belongs to the trainer"}
-    reasons |= dict.fromkeys(("bern_kl", "kpop"), "KPop and its Bernoulli KL are a later issue")
-    return next((reason for start, reason in reasons.items() if case["name"].startswith(start)), None)
+def replay(*starts):
+    return [c for c in cases("kl_adv_replay.json") if c.values[0]["name"].startswith(starts)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", cases("kl_adv_replay.json", later_replay))
-def test_kl_and_advantage(case, dtype):
-    if case["name"].startswith("grpo_advantage"):
-        rewards = tensor(case["in"]["rewards"], dtype)
-        assert_close(grpo_advantage(rewards), case["out"]["adv"], dtype)
-        return
+@pytest.mark.parametrize("case", replay("grpo_advantage"))
+def test_grpo_advantage(case, dtype):
+    assert_close(standardised(tensor(case["in"]["rewards"], dtype)), case["out"]["adv"], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", replay("low_var_kl"))
+def test_low_var_kl(case, dtype):
     mask = torch.as_tensor(array(case["in"]["mask"])).bool()
     lp = tensor(case["in"]["lp"], dtype).requires_grad_()
     kl = low_var_kl(lp[mask], tensor(case["in"]["ref"], dtype)[mask])
     kl.sum().backward()
     assert_close(kl.detach(), array(case["out"]["kl"])[mask], dtype)
     assert_close(lp.grad, case["out"]["dkl_dlp"], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", replay("bern_kl", "kpop"))
+def test_bernoulli_divergences(case, dtype):
+    """float32 is held to what rounding log p by half an ulp leaves of 1 - p."""
+    inputs, out = case["in"], case["out"]
+    names = ("p", "q") if "p" in inputs else ("p_train", "p_roll")
+    p, q = (tensor(inputs[name], torch.float64).log().to(dtype) for name in names)
+    assert_close(bernoulli_kl(p, q), out["kl"] if "kl" in out else out["fwd"], dtype)
+    if "tv" in out:
+        assert_close(bernoulli_tv(p, q), out["tv"], dtype)
+        return
+    assert_close(bernoulli_kl(q, p), out["rev"], dtype)
+    tokens = {"logprobs": [[-1.0]], "proximal_logprobs": p[None, None], "behavior_logprobs": q[None, None]}
+    gates = [{"type": "kpop", "phi": inputs["phi"]}]
+    result = evaluate({"gates": gates}, advantages=[[1.0]], loss_mask=[[1]], **tokens)
+    assert bool(result.weight) is out["keep"]
+
+
+@pytest.mark.parametrize("case", replay("r3_"))
+def test_router_replay(case):
+    pytest.skip("routing replay is not built yet: it belongs to the trainer")
+
+
+@pytest.mark.parametrize("case", replay("topp_"))
+def test_top_p_replay(case):
+    inputs, out = case["in"], case["out"]
+    logits = torch.nn.Parameter(tensor([inputs["logits"]], torch.float32))
+    kept = None if inputs["keep"] is None else torch.tensor(inputs["keep"]).nonzero().squeeze(1)
+    batch = functools.partial(token_batch, token=inputs["token"], kept=kept)
+    if "error" in out:
+        with pytest.raises(ObjectiveError) as raised:
+            batch()
+        assert raised.value.code == out["error"]
+        return
+    logprobs, _ = token_logprobs(lambda **_: SimpleNamespace(logits=logits[None]), batch())
+    logprobs.sum().backward()
+    assert_close(logprobs.detach()[1], out["logp"], torch.float32)
+    assert_close(logits.grad[0], out["grad"], torch.float32)
+
+
+def token_batch(token, kept):
+    """One sampled token after a prompt of one."""
+    two = torch.zeros(2, dtype=torch.int64)
+    fields = {"kept_ids": kept, "kept_offsets": torch.tensor([0, len(kept)])} if kept is not None else {}
+    return TokenBatch(
+        token_ids=torch.tensor([0, token]),
+        position_ids=torch.arange(2),
+        segment_ids=two,
+        trajectory_ids=two,
+        loss_mask=torch.tensor([False, True]),
+        turn_ids=two,
+        policy_versions=two,
+        behavior_logprobs=torch.tensor([0.0, -1.0]),
+        advantages=torch.ones(2),
+        temperature=torch.ones(2),
+        cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
+        **fields,
+    )
 
 
 def test_kl_gradient_stays_finite_where_the_exponential_overflows():

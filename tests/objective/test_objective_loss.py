@@ -12,18 +12,25 @@ from objective_batches import GARBAGE, Row, pack, random_rows
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.equivalent_radius import equivalent_radii
 from agent_rl.objective.loss import Objective
+from agent_rl.objective.methods import method_names, overlay
 from agent_rl.objective.metrics import step_metrics
 
 quick = settings(max_examples=40, deadline=None)
+thorough = settings(max_examples=150, deadline=None)
 
 KL = {"coefficient": 0.1}
+FEW = {"num_buckets": 3, "min_tokens": 3, "min_responses": 1, "shrinkage": 4.0}
+METHODS = [overlay(name)["objective"] for name in method_names()]
 OBJECTIVES = [
-    {"clip": "sat", "kl": KL},
     {"clip": "sat", "aggregate": "token_mean", "kl": {**KL, "aggregate": "token_mean"}},
     {"clip": {"type": "sat", "tokens": "all"}, "ratio": {"level": "sequence"}},
     {"clip": {"type": "sat", "tokens": "stochastic"}},
-    {"clip": "none", "kl": KL},
-    {"clip": "ppo"},
+    {"clip": {"type": "sat", "gate_on": "behavior"}, "ratio": {"denominator": "proximal"}},
+    {"clip": {"type": "sat", "turns": {"mode": "local", **FEW}}, "ratio": {"level": "turn"}},
+    {"ratio": {"level": "turn"}},
+    {"clip": {"type": "matched", "turns": [[0.1, 0.2], [0.3, 0.1]]}},
+    {"gates": [{"type": "sequence_mask", "form": "product", "policy": "proximal"}, "dppo"]},
+    *(method | {"kl": KL} for method in METHODS),
 ]
 objectives = st.sampled_from(OBJECTIVES)
 
@@ -55,7 +62,7 @@ def split(rows, cuts):
     return [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-@quick
+@thorough
 @given(objectives, st.integers(0, 10**6), st.integers(1, 12), st.data())
 def test_packing_and_order_do_not_matter(config, seed, count, data):
     rows = random_rows(seed, count)
@@ -76,14 +83,14 @@ def test_packing_and_order_do_not_matter(config, seed, count, data):
     assert one == pytest.approx(many, rel=1e-10, abs=1e-13, nan_ok=True)
 
 
-@quick
+@thorough
 @given(objectives, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_inactive_tokens_are_never_read(config, seed, noise):
     rows = random_rows(seed, 6)
     rng = np.random.default_rng(noise)
     changed = random_rows(seed, 6)
     for row in changed:
-        for values in (row.lp, row.mu, row.ref):
+        for values in (row.lp, row.mu, row.ref, row.prox):
             values[~row.mask] = rng.choice(GARBAGE, int((~row.mask).sum()))
     first, second = run_step(build(config), [rows]), run_step(build(config), [changed])
     if first[0].empty:
@@ -142,22 +149,75 @@ def test_sat_has_the_gradient_of_ppo_at_the_equivalent_radius(seed):
     assert all(torch.equal(sat[i], ppo[i]) for i in sat)
 
 
-@pytest.mark.parametrize("config", [{"clip": "ppo", "kl": KL}, {"clip": "none"}, {"ratio": {"level": "sequence"}}])
+MOVING = ("sat", "cispo", "up", "policy_gradient")
+"""Parts with constants of the gradient that move with the log-probs: differences of the loss would see them move."""
+
+
+def smooth(config):
+    parts = [config.get("clip", "ppo"), config.get("surrogate", "clip")]
+    return not {p if isinstance(p, str) else p["type"] for p in parts} & set(MOVING)
+
+
+@pytest.mark.parametrize("config", [c for c in OBJECTIVES if smooth(c)], ids=str)
 def test_gradient_by_finite_differences(config):
-    batch, lp = pack([r for r in random_rows(3, 8) if r.mask.any()])
+    batch, lp = pack([r for r in random_rows(3, 8, spread=0.15) if r.mask.any()])
     objective = build(config)
     step = objective.begin_step([batch], [lp])
     values = lp.clone().requires_grad_()
-    output = objective.loss(values, batch, step)
+    objective.loss(values, batch, step).loss.backward()
+    checked, h = 0, 1e-6
+    for t in batch.active.index.tolist():
+        up, down = (objective.loss(lp.index_add(0, torch.tensor([t]), tensor([x])), batch, step) for x in (h, -h))
+        if not (torch.equal(up.clipped, down.clipped) and torch.equal(up.weight > 0, down.weight > 0)):
+            continue  # a kink lies between the two
+        slope = float(up.loss - down.loss) / (2 * h)
+        assert slope == pytest.approx(float(values.grad[t]), rel=1e-6, abs=1e-9)
+        checked += 1
+    assert checked > 20
+    assert bool(values.grad.any())
+
+
+@pytest.mark.parametrize(
+    "config", [m for m in METHODS if m["surrogate"]["type"] in ("policy_gradient", "cispo")], ids=str
+)
+def test_the_gradient_of_a_weighted_log_prob_is_its_weight(config):
+    """S = w A lp with w a constant: dS / dlp is S / lp, so the loss moves as if every weight stood still."""
+    batch, lp = pack([r for r in random_rows(4, 8) if r.mask.any()])
+    objective = build({**config, "aggregate": "token_mean"})
+    values = lp.clone().requires_grad_()
+    output = objective.loss(values, batch, step := objective.begin_step([batch], [lp]))
     output.loss.backward()
-    edges = [(1 + output.eps_high).log(), -(1 - output.eps_low).log().nan_to_num(nan=-torch.inf)]
-    far = torch.stack([(output.clip_log_ratio.abs() - edge).abs() > 1e-3 for edge in edges]).all(0)
-    checked = [t for t in batch.active.index.tolist() if far[t]]
-    assert len(checked) > 10
-    h = 1e-6
-    for t in checked:
-        up, down = lp.clone(), lp.clone()
-        up[t] += h
-        down[t] -= h
-        slope = (objective.loss(up, batch, step).loss - objective.loss(down, batch, step).loss) / (2 * h)
-        assert float(slope) == pytest.approx(float(values.grad[t]), rel=1e-6, abs=1e-9)
+    active = batch.active.index
+    want = -output.objective[active] / lp[active] / step.num_tokens
+    torch.testing.assert_close(values.grad[active], want, rtol=1e-12, atol=1e-15)
+    assert bool(want.any())
+
+
+@quick
+@given(st.integers(0, 10**6), st.sampled_from(["token", "turn", "sequence"]), st.sampled_from(["behavior", "proximal"]))
+def test_turn_min_is_below_sat_is_below_ppo(seed, level, denominator):
+    rows, ratio = random_rows(seed, 12, spread=0.15), {"ratio": {"level": level, "denominator": denominator}}
+    clips = [{"type": "sat", "turns": {"mode": "min", **FEW}}, "sat", "ppo"]
+    steps = [run_step(build({"clip": clip, **ratio, "gates": ["kpop"]}), [rows]) for clip in clips]
+    if steps[0][0].empty:
+        return
+    least, middle, most = (outputs[0].objective for _, _, outputs, _ in steps)
+    assert bool((least <= middle).all())
+    assert bool((middle <= most).all())
+
+
+@quick
+@given(objectives, st.integers(0, 10**6))
+def test_gates_that_keep_everything_change_no_bit(config, seed):
+    """Only compositions without gates of their own can be compared with themselves."""
+    rows = random_rows(seed, 6)
+    open_gates = [{"type": "seqclip", "low": 0, "high": 1e300}, {"type": "dppo", "delta": 1.0}]
+    plain, gated = (run_step(build({**config, "gates": g}), [rows]) for g in ([], open_gates))
+    if plain[0].empty:
+        return
+    assert torch.equal(plain[2][0].loss, gated[2][0].loss)
+    assert all(torch.equal(plain[3][i], gated[3][i]) for i in plain[3])
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)

@@ -8,21 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent_rl.objective.part import ObjectivePart
 from agent_rl.objective.quantile import Reduce
 from agent_rl.objective.token_batch import ActiveTokens
-from agent_rl.registry import PartBase
 
 
 @dataclass(frozen=True, eq=False)
 class Radii:
     """Trust region of A tokens: 1 - base_low * factor_low <= ratio <= 1 + base_high * factor_high.
 
-    Factors float [A] in [0, 1], exactly 1 where nothing tightens; gate bool [A]: where the clip tightened;
-    q float [A]: the mismatch quantile each token was compared with, or None if the clip has none.
+    Bases are numbers or float [A]. Factors float [A] in [0, 1], exactly 1 where nothing tightens; gate bool [A]:
+    where the clip tightened; q float [A]: the mismatch quantile each token was compared with, or None if the clip
+    has none.
     """
 
-    base_low: float
-    base_high: float
+    base_low: float | Tensor
+    base_high: float | Tensor
     factor_low: Tensor
     factor_high: Tensor
     gate: Tensor
@@ -37,24 +38,43 @@ class Radii:
         return self.base_high * self.factor_high
 
     @staticmethod
-    def constant(log_ratio: Tensor, low: float, high: float) -> "Radii":
-        """The same radii for every token."""
+    def fixed(log_ratio: Tensor, low: float | Tensor, high: float | Tensor) -> "Radii":
+        """Radii that nothing tightens: the same for every token, or one each, [A]."""
         ones = torch.ones_like(log_ratio)
         return Radii(low, high, ones, ones, torch.zeros_like(log_ratio, dtype=torch.bool))
 
 
-class Clip(PartBase, ABC):
+class Clip(ObjectivePart, ABC):
     """A part of kind `clip`. Radii and gate are constants of the gradient: `log_ratio` always comes detached."""
 
     needs_step_pass: bool = False
     """Whether `reference` must see all log-ratios of the step before the first micro-batch's loss."""
-    needs_turns: bool = False
-    """Whether every active token must have a turn id."""
+    learns: bool = False
+    """Whether `end_step` must see every step."""
+    gates_on_behavior: bool = False
+    """Whether `log_ratio` is the one to the behaviour policy, whatever the ratio that is clipped."""
 
-    def reference(self, log_ratios: Sequence[Tensor], tokens: Sequence[ActiveTokens], reduce: Reduce | None) -> Any:
-        """The step's statistic, from the log-ratios [A] of all micro-batches; called if `needs_step_pass`."""
+    def reference(
+        self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
+    ) -> Any:
+        """What all micro-batches of optimizer step `step` share, from all of this rank's, or None.
+
+        `log_ratios`, [A] each, are there only if `needs_step_pass`.
+        """
         return None
 
     @abstractmethod
     def radii(self, log_ratio: Tensor, tokens: ActiveTokens, reference: Any) -> Radii:
-        """The radii of one micro-batch with log-ratios [A]; `reference` is the step's statistic, if there is one."""
+        """The radii of one micro-batch with log-ratios [A]; `reference` is what `reference` gave for its step."""
+
+    def end_step(
+        self, reference: Any, log_ratios: Sequence[Tensor], tokens: Sequence[ActiveTokens], reduce: Reduce | None
+    ) -> None:
+        """Learn from the step that was trained; called if `learns`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later steps depend on: numbers, tensors and dicts of them. Empty without state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""

@@ -23,4 +23,4 @@ class Unclipped(Clip):
         self.config = config
 
     def radii(self, log_ratio: Tensor, tokens: ActiveTokens, reference: None) -> Radii:
-        return Radii.constant(log_ratio, math.inf, math.inf)
+        return Radii.fixed(log_ratio, math.inf, math.inf)

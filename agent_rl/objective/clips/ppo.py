@@ -27,4 +27,4 @@ class PPO(Clip):
         self.config = config
 
     def radii(self, log_ratio: Tensor, tokens: ActiveTokens, reference: None) -> Radii:
-        return Radii.constant(log_ratio, self.config.eps_low, self.config.eps_high)
+        return Radii.fixed(log_ratio, self.config.eps_low, self.config.eps_high)

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from agent_rl.objective.clips.base import Clip, Radii
+from agent_rl.objective.ema_cap import EMACap
 from agent_rl.objective.quantile import ALPHA, Reduce, quantiles
 from agent_rl.objective.token_batch import ActiveTokens
 from agent_rl.objective.turn_reference import TurnConfig, TurnReference, turn_reference
 from agent_rl.registry import PartConfig
 
+Reference = Tensor | TurnReference
 Rule = Literal["supported", "all", "stochastic"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 _SURE = math.log(0.99)
@@ -37,24 +39,53 @@ class SAT(Clip):
         """Radius above 1 before tightening."""
         alpha: float = Field(ALPHA, gt=0, le=1)
         """Level of the quantile q. 1 makes q the largest |d|, and the gate never fires."""
-        scope: Literal["step", "microbatch"] = "step"
-        """`step`: one q an optimizer step, over all micro-batches and ranks. `microbatch`: one q each, which then
-        depends on how trajectories are packed."""
+        scope: Literal["step", "previous_step", "microbatch"] = "step"
+        """`step`: one q an optimizer step, over all micro-batches and ranks. `previous_step`: that of the step
+        before, which saves the pass without gradients; the first step gates nothing. `microbatch`: one q each,
+        which then depends on how trajectories are packed."""
         tokens: Rule = "supported"
         """Which tokens q counts. `supported`: all but those whose kept set has one element, where d is 0 by
         construction. `all`: every active token. `stochastic`: supported, and behaviour probability at most 0.99."""
         turns: TurnConfig | None = None
         """Compare each token with a quantile of its turn; null pools all turns, as in the paper."""
+        gate_on: Literal["clip", "behavior"] = "clip"
+        """Which log-ratio d is: that of the ratio that is clipped, or always the one to the behaviour policy. They
+        differ under `ratio.denominator: proximal`, and no constant radius is then equivalent."""
+        cap: Literal["none", "ema"] = "none"
+        """`ema`: q is held to its moving average over the first 50 steps, frozen after them. Without it every
+        reference is relative: a uniform rescaling of d changes nothing."""
+
+        @model_validator(mode="after")
+        def _one_reference(self) -> Self:
+            if self.cap == "ema" and self.scope == "microbatch":
+                raise ValueError("cap ema averages one q a step, and scope microbatch has several; set scope to step")
+            return self
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.needs_step_pass = config.scope == "step"
         self.needs_turns = config.turns is not None
+        self.learns = config.scope == "previous_step" or config.cap == "ema"
+        self.gates_on_behavior = config.gate_on == "behavior"
+        self.cap = EMACap() if config.cap == "ema" else None
+        self.previous: Reference | None = None
 
     def reference(
-        self, log_ratios: Sequence[Tensor], tokens: Sequence[ActiveTokens], reduce: Reduce | None
-    ) -> Tensor | TurnReference:
+        self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
+    ) -> Reference | None:
         """q, a 0-dim tensor, or q by turn; 0, which gates nothing, where no active token counts."""
+        if self.config.scope == "microbatch":
+            return None
+        if self.config.scope == "step":
+            assert log_ratios is not None
+            found: Reference = self._measure(log_ratios, tokens, reduce)
+        else:
+            found = torch.zeros(()) if self.previous is None else self.previous
+        return found if self.cap is None else self.cap.apply(found)
+
+    def _measure(
+        self, log_ratios: Sequence[Tensor], tokens: Sequence[ActiveTokens], reduce: Reduce | None
+    ) -> Reference:
         chosen = [counted(t, self.config.tokens) for t in tokens]
         magnitudes = torch.cat([d.abs()[c] for d, c in zip(log_ratios, chosen, strict=True)])
         if self.config.turns is None:
@@ -64,12 +95,39 @@ class SAT(Clip):
         ids = torch.cat([t.trajectory_ids[c] for t, c in zip(tokens, chosen, strict=True)])
         return turn_reference(magnitudes, turns, ids, self.config.turns, self.config.alpha, reduce)
 
-    def radii(self, log_ratio: Tensor, tokens: ActiveTokens, reference: Tensor | TurnReference | None) -> Radii:
-        reference = self.reference([log_ratio], [tokens], None) if reference is None else reference
+    def radii(self, log_ratio: Tensor, tokens: ActiveTokens, reference: Reference | None) -> Radii:
+        reference = self._measure([log_ratio], [tokens], None) if reference is None else reference
         q = reference.at(tokens.turn_ids) if isinstance(reference, TurnReference) else reference
         q = q.to(log_ratio).expand_as(log_ratio)
         low, high, gate = sat_factors(log_ratio, q)
         return Radii(self.config.eps_low, self.config.eps_high, low, high, gate, q)
+
+    def end_step(
+        self,
+        reference: Reference | None,
+        log_ratios: Sequence[Tensor],
+        tokens: Sequence[ActiveTokens],
+        reduce: Reduce | None,
+    ) -> None:
+        """Keep q for the next step under `previous_step`, and let the cap learn from it."""
+        if self.config.scope == "previous_step":
+            reference = self.previous = self._measure(log_ratios, tokens, reduce)
+        if self.cap is not None:
+            assert reference is not None
+            self.cap.observe(reference)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if self.previous is not None:
+            by_turn = isinstance(self.previous, TurnReference)
+            state["previous"] = dict(vars(self.previous)) if by_turn else self.previous
+        return state if self.cap is None else state | {"cap": self.cap.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        previous = state.get("previous")
+        self.previous = TurnReference(**previous) if isinstance(previous, dict) else previous
+        if self.cap is not None and "cap" in state:
+            self.cap.load_state_dict(state["cap"])
 
 
 def sat_factors(log_ratio: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:

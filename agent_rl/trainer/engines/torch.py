@@ -54,6 +54,11 @@ class TorchEngine(PartBase):
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
         self.objective, self.advantage = Objective(objective), objective.advantage
+        if "proximal_logprobs" in self.objective.needs:
+            raise ValueError(
+                "trainer torch computes no proximal log-probs, which this objective needs; "
+                "set objective.ratio.denominator to behavior and leave out gates that read them"
+            )
         self.model = _load_model(model_path)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
@@ -81,11 +86,12 @@ class TorchEngine(PartBase):
             )
         advantages = self._advantages(trajectories)
         plan, batches = self._pack(trajectories, advantages)
-        step, outputs, logprobs, entropies = self._accumulate(batches)
+        step, outputs, logprobs, entropies = self._accumulate(batches, policy_version)
+        self.objective.end_step(batches, logprobs, step)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
-            metrics |= step_metrics(batches, outputs)
+            metrics |= step_metrics(batches, outputs, step=step)
             mismatch = mismatch_table(_step_tokens(batches, logprobs, entropies, outputs, policy_version))
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
@@ -118,7 +124,7 @@ class TorchEngine(PartBase):
             return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
 
     def _accumulate(
-        self, batches: list[TokenBatch]
+        self, batches: list[TokenBatch], policy_version: int
     ) -> tuple[StepContext, list[LossOutput], list[Tensor], list[Tensor]]:
         """Gradients of the step's loss, with what each micro-batch's loss was made of.
 
@@ -128,11 +134,11 @@ class TorchEngine(PartBase):
         self.optimizer.zero_grad(set_to_none=True)
         step = None
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches))
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=policy_version)
         outputs, logprobs, entropies = [], [], []
         for batch in batches:
             current, entropy = token_logprobs(self.model, batch)
-            step = step or self.objective.begin_step(batches, [current.detach()])
+            step = step or self.objective.begin_step(batches, [current.detach()], step=policy_version)
             logprobs.append(current.detach())
             entropies.append(entropy)
             if not step.empty:
@@ -174,19 +180,21 @@ class TorchEngine(PartBase):
         temporary.rename(path)
 
     def save(self, directory: Path) -> None:
-        """A model directory that anything can load, and optimizer.pt."""
+        """A model directory that anything can load, optimizer.pt and objective.pt."""
         directory.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(directory)
         for name in _TOKENIZER_FILES:
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, directory / name)
         torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
+        torch.save(self.objective.state_dict(), directory / "objective.pt")
 
     def load(self, directory: Path) -> None:
-        """Weights and optimizer of a checkpoint; the reference stays the initial policy."""
+        """Weights, optimizer and the objective's state of a checkpoint; the reference stays the initial policy."""
         self.model = _load_model(str(directory))
         self.optimizer = self._new_optimizer()
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
+        self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
 
 
 def _load_model(model_path: str) -> Any:
