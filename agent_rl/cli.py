@@ -71,12 +71,13 @@ def train(
         list[str] | None,
         typer.Argument(help="A config file, then overrides such as objective.clip.type=sat pipeline.exact_lag=8"),
     ] = None,
+    method: Annotated[str | None, typer.Option(help="Objective to use: a name from configs/methods")] = None,
     run: Annotated[Path | None, typer.Option(help="Directory of the run; default: a new one in runs/")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its newest checkpoint")] = None,
 ) -> None:
     """Train a policy; everything it records goes to the run directory."""
     with one_sentence_errors():
-        config, path = _run_to_train(arguments or [], run, resume)
+        config, path = _run_to_train(arguments or [], method, run, resume)
     from agent_rl.live import LiveView
     from agent_rl.pipeline.run_directory import list_checkpoints
     from agent_rl.run import train as train_run
@@ -97,20 +98,22 @@ def train(
         say(f"stopped at step {outcome.step}; {again}")
 
 
-def _run_to_train(arguments: list[str], run: Path | None, resume: Path | None) -> "tuple[RunConfig, Path]":
+def _run_to_train(
+    arguments: list[str], method: str | None, run: Path | None, resume: Path | None
+) -> "tuple[RunConfig, Path]":
     from agent_rl.config import load
     from agent_rl.run import newest_checkpoint
 
     files = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if resume is not None:
-        if files or run is not None:
+        if files or method is not None or run is not None:
             raise ValueError("--resume takes its config and directory from the run; give overrides only")
         newest_checkpoint(resume)
         return _resumed_config(resume, overrides), resume
     if len(files) != 1:
         raise ValueError("give one config file, such as configs/quickstart.yaml")
-    config = load(Path(files[0]), overrides)
+    config = load(Path(files[0]), overrides, method)
     if run is not None and run.exists() and any(run.iterdir()):
         raise ValueError(f"{run} already holds files; continue it with --resume {run} or name another directory")
     return config, run or _new_run(Path(files[0]).stem)
@@ -194,6 +197,7 @@ _HEADINGS = {
     "clip_fraction": "clip",
     "kept_size": "kept",
     "lag_mean": "lag",
+    "policy_lag": "policy lag",
     "stop_reason": "stop reason",
     "reward_mean": "reward",
     "turns_mean": "turns",

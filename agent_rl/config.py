@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agent_rl import registry
 from agent_rl.objective.config import ObjectiveConfig
+from agent_rl.objective.methods import lay_over
 from agent_rl.registry import PartKind
 from agent_rl.settings import Settings, check
 from sandbox.zygote import ZygoteConfig
@@ -198,9 +199,14 @@ def model_directory(path: str) -> Path:
     return Path(path)
 
 
-def load(path: Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read a run's config. Raises `ValueError` with one sentence a problem."""
+def load(path: Path, overrides: list[str] | None = None, method: str | None = None) -> RunConfig:
+    """Read a run's config, lay a method over its objective, then apply the overrides.
+
+    Raises `ValueError` with one sentence a problem.
+    """
     mapping = read_yaml(path)
+    if method is not None:
+        mapping = lay_over(mapping, method)
     for override in overrides or []:
         apply_override(mapping, override)
     return check(RunConfig, mapping, str(path))

@@ -68,6 +68,42 @@ TRAINING_FACTS = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("entropy", pa.list_(pa.float32())),
         ("ref_logprobs", pa.list_(pa.float32())),
+        ("proximal_logprobs", pa.list_(pa.float32())),
+    ]
+)
+
+MISMATCH = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("part", pa.string()),
+        ("scope", pa.string()),
+        ("turn", pa.int32()),
+        ("num_turns", pa.int32()),
+        ("lag", pa.int32()),
+        ("kl_bin", pa.int32()),
+        ("n", pa.int64()),
+        *(
+            (name, pa.float64())
+            for name in (
+                "mean_abs_d",
+                "var_d",
+                "k1",
+                "k3",
+                "is_dev_frac",
+                "mean_abs_dp",
+                "pi_tail",
+                "mu_tail",
+                "both_tail",
+                "pearson_logp",
+                "pearson_p",
+                "ess",
+                "entropy",
+                "gate_rate",
+                "clip_fraction",
+                "kept_size",
+                "lag_mean",
+            )
+        ),
     ]
 )
 

@@ -36,6 +36,17 @@ def test_a_dumped_config_loads_to_the_same(tmp_path: Path) -> None:
     assert (config.objective.clip.type, config.pipeline.exact_lag) == ("sat", 8)
 
 
+def test_a_method_replaces_the_objective_and_overrides_come_last() -> None:
+    config = load(CONFIGS / "quickstart.yaml", ["objective.clip.alpha=0.8"], method="sat_gspo")
+    assert (config.objective.ratio.level, config.objective.clip.type, config.objective.clip.alpha) == (
+        "sequence",
+        "sat",
+        0.8,
+    )
+    with pytest.raises(ValueError, match="unknown method 'sat_gsp'; did you mean"):
+        load(CONFIGS / "quickstart.yaml", method="sat_gsp")
+
+
 def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
     mapping: dict[str, Any] = {
         "objective": {"clip": {"type": "sat", "alpha": 0.8, "eps_low": 0.1}},

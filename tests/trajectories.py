@@ -23,13 +23,17 @@ def random_trajectory(
     turn_tokens: int = 6,
     top_p: float = 1.0,
     version: int = 0,
+    version_step: int = 0,
 ) -> Trajectory:
-    """A prompt, `turns` sampled turns of up to `turn_tokens` tokens with forced ones between; 0 turns samples none."""
+    """A prompt, `turns` sampled turns of up to `turn_tokens` tokens with forced ones between; 0 turns samples none.
+
+    Turn k is sampled at policy version `version` + k * `version_step`.
+    """
     builder = TrajectoryBuilder()
     builder.append(rng.integers(0, VOCABULARY, int(rng.integers(1, 8))), -1)
     for turn in range(turns):
         ids = rng.integers(0, VOCABULARY, int(rng.integers(1, turn_tokens + 1))).astype(np.int32)
-        builder.append(ids, turn, completion(rng, ids, top_p < 1, version))
+        builder.append(ids, turn, completion(rng, ids, top_p < 1, version + turn * version_step))
         builder.append(rng.integers(0, VOCABULARY, int(rng.integers(0, 4))), turn)
     return builder.build(
         group_id=episode_id // group_size,

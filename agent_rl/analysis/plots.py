@@ -40,7 +40,9 @@ def _learning(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _mismatch(axis: Any, run: Path) -> None:
-    table = read_mismatch(run).filter(pl.col("scope") == "turn", pl.col("n") >= _FEWEST_TOKENS)
+    table = read_mismatch(run).filter(
+        pl.col("part") == "total", pl.col("scope") == "turn", pl.col("n") >= _FEWEST_TOKENS
+    )
     turns = sorted(table["turn"].unique().to_list())
     for position, turn in enumerate(turns):
         part = table.filter(pl.col("turn") == turn).sort("step")

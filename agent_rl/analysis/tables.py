@@ -11,9 +11,11 @@ def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
     """One row a turn and one for all, over the steps from `first_step` on: n and means over tokens.
 
     Columns: turn ("all" last), n, mean_abs_d, gate_rate, clip_fraction, entropy, kept_size (NaN with full
-    support), lag_mean. Raises `ValueError` if the run has recorded nothing.
+    support), lag_mean, and where proximal log-probs were computed policy_lag = mean|lp - mut| and
+    implementation = mean|mut - mu|. Raises `ValueError` if the run has recorded nothing.
     """
-    steps = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("scope").is_in(["turn", "all"]))
+    every = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("scope").is_in(["turn", "all"]))
+    steps = every.filter(pl.col("part") == "total")
     if steps.is_empty():
         raise ValueError(f"{run} has no recorded step from step {first_step} on")
     weights = pl.col("n")
@@ -21,12 +23,18 @@ def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
     turns = (
         steps.group_by("scope", "turn").agg(pl.col("n").sum(), *means).sort("scope", "turn", descending=[True, False])
     )
+    for part in ("policy_lag", "implementation"):
+        known = every.filter(pl.col("part") == part)
+        if known.height:
+            mean = ((pl.col("mean_abs_d") * weights).sum() / weights.sum()).alias(part)
+            turns = turns.join(known.group_by("scope", "turn").agg(mean), on=["scope", "turn"], how="left")
     label = pl.when(pl.col("scope") == "all").then(pl.lit("all")).otherwise(pl.col("turn").cast(pl.String))
-    return turns.select(label.alias("turn"), "n", *_WEIGHTED)
+    parts = [name for name in ("policy_lag", "implementation") if name in turns.columns]
+    return turns.select(label.alias("turn"), "n", *_WEIGHTED, *parts)
 
 
 def read_mismatch(run: Path) -> pl.DataFrame:
-    """mismatch.parquet of a run: one row for each step × scope (all, first turn, later turns, each turn)."""
+    """mismatch.parquet of a run: one row for each step × part × scope."""
     return _read(run, "mismatch.parquet")
 
 

@@ -24,12 +24,14 @@ class StepTokens:
     """The active tokens of one optimizer step, concatenated: every tensor is [n].
 
     logprobs and behavior_logprobs, float; turn_ids int. Optional, and then a column of the table: entropy, gate,
-    clipped, kept_sizes (0 for full vocabulary) and lag (current policy version - the token's own).
+    clipped, kept_sizes (0 for full vocabulary) and lag (current policy version - the token's own). Optional, and
+    then a scope of the table: num_turns, the turns of the trajectory that the token belongs to.
     """
 
     logprobs: Tensor
     behavior_logprobs: Tensor
     turn_ids: Tensor
+    num_turns: Tensor | None = None
     entropy: Tensor | None = None
     gate: Tensor | None = None
     clipped: Tensor | None = None
@@ -43,24 +45,41 @@ class StepTokens:
 
 
 def mismatch_table(tokens: StepTokens) -> list[Row]:
-    """Rows `scope` = all, first (turn 0), later (turns >= 1), then `turn` with its `turn` (-1 on the others).
+    """Rows `scope` = all, first (turn 0), later (turns >= 1), then `turn`, `lag` and `turn_by_num_turns`.
 
-    Empty scopes have no row. Columns over the row's tokens, computed in float64, d = lp - mu, r = e^d: n,
-    mean_abs_d, var_d (ddof 0), k1 = mean(-d), k3 = mean(r - 1 - d), is_dev_frac = Pr[|r - 1| > 1.5], mean_abs_dp =
-    mean|e^lp - e^mu|, pi_tail, mu_tail, both_tail = Pr[probability < 1e-3], pearson_logp, pearson_p (NaN for
-    constant columns), ess = (sum r)^2 / (n sum r^2), and where given entropy, gate_rate, clip_fraction,
-    kept_size (mean over tokens whose support was cut, NaN if none was), lag_mean.
+    `turn`, `lag` and `num_turns` say which, and are -1 on rows of other scopes. `kl_bin` is that of all tokens, on
+    every row. By number of turns, since later turns exist only in longer episodes. Empty scopes have no row.
+
+    Columns over the row's tokens, computed in float64, d = lp - mu, r = e^d: n, mean_abs_d, var_d (ddof 0), k1 =
+    mean(-d), k3 = mean(r - 1 - d), is_dev_frac = Pr[|r - 1| > 1.5], mean_abs_dp = mean|e^lp - e^mu|, pi_tail,
+    mu_tail, both_tail = Pr[probability < 1e-3], pearson_logp, pearson_p (NaN for constant columns), ess =
+    (sum r)^2 / (n sum r^2), and where given entropy, gate_rate, clip_fraction, kept_size (mean over tokens whose
+    support was cut, NaN if none was), lag_mean.
     """
-    order = torch.argsort(tokens.turn_ids, stable=True)
-    tokens = tokens.select(order)
-    turns, counts = torch.unique_consecutive(tokens.turn_ids, return_counts=True)
-    num_first = int((tokens.turn_ids == 0).sum())
-    spans = [("all", -1, slice(None)), ("first", -1, slice(0, num_first)), ("later", -1, slice(num_first, None))]
-    ends = counts.cumsum(0).tolist()
-    for turn, start, end in zip(turns.tolist(), [0, *ends], ends, strict=False):
-        spans.append(("turn", turn, slice(start, end)))
-    chosen = [(scope, turn, tokens.select(span)) for scope, turn, span in spans]
-    return [{"scope": scope, "turn": turn, **_statistics(part)} for scope, turn, part in chosen if len(part.turn_ids)]
+    if not len(tokens.turn_ids):
+        return []
+    first = tokens.turn_ids == 0
+    scopes: list[tuple[Row, Tensor]] = [
+        ({"scope": "all"}, torch.ones_like(first)),
+        ({"scope": "first"}, first),
+        ({"scope": "later"}, ~first),
+        *_groups("turn", {"turn": tokens.turn_ids}),
+    ]
+    if tokens.lag is not None:
+        scopes += _groups("lag", {"lag": tokens.lag})
+    if tokens.num_turns is not None:
+        scopes += _groups("turn_by_num_turns", {"num_turns": tokens.num_turns, "turn": tokens.turn_ids})
+    rows = [labels | _statistics(tokens.select(chosen)) for labels, chosen in scopes if bool(chosen.any())]
+    nowhere: Row = {"turn": -1, "lag": -1, "num_turns": -1, "kl_bin": kl_bin(float(rows[0]["k3"]))}
+    return [nowhere | row for row in rows]
+
+
+def _groups(scope: str, keys: dict[str, Tensor]) -> list[tuple[Row, Tensor]]:
+    """(labels, which tokens) of every combination of key values that occurs, in order."""
+    stacked = torch.stack(list(keys.values()), dim=1)
+    values, member = torch.unique(stacked, dim=0, return_inverse=True)
+    labels = [dict(zip(keys, value, strict=True)) for value in values.tolist()]
+    return [({"scope": scope, **label}, member == i) for i, label in enumerate(labels)]
 
 
 def _statistics(tokens: StepTokens) -> Row:

@@ -35,6 +35,7 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
             "logprobs": result.logprobs[order],
             "entropy": result.entropy[order],
             "ref_logprobs": result.ref_logprobs[order] if result.ref_logprobs else None,
+            "proximal_logprobs": result.proximal_logprobs[order] if result.proximal_logprobs else None,
         }
         for order, trajectory in enumerate(batch)
     ]

@@ -64,7 +64,7 @@ class RunDirectory:
 
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
-        facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch])
+        facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch], facts.MISMATCH)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and the same figures to TensorBoard."""

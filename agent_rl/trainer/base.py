@@ -13,13 +13,15 @@ class TrainResult:
     """One optimizer step. Per-trajectory lists are in the order the trajectories were given.
 
     `logprobs`, `entropy`, `ref_logprobs`: float32 [L] each, NaN on tokens the policy did not sample; taken
-    at the weights before the step. `mismatch`: one row a turn and one for all. `metrics`: scalars.
+    at the weights before the step. `proximal_logprobs`: at the weights each token was sampled with, where
+    they were computed. `mismatch`: one row a turn and one for all. `metrics`: scalars.
     """
 
     advantages: FloatArray
     logprobs: list[FloatArray]
     entropy: list[FloatArray]
     ref_logprobs: list[FloatArray] | None = None
+    proximal_logprobs: list[FloatArray | None] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     mismatch: list[dict[str, Any]] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ def write(run: Path) -> None:
     """Two steps: turn 0 with 10 and then 30 tokens, turn 1 in the second step only."""
 
     def row(scope: str, turn: int, n: int, value: float) -> dict[str, object]:
-        return {"scope": scope, "turn": turn, "n": n, **dict.fromkeys(COLUMNS, value)}
+        return {"part": "total", "scope": scope, "turn": turn, "n": n, **dict.fromkeys(COLUMNS, value)}
 
     steps = [
         [row("all", -1, 10, 1.0), row("first", -1, 10, 1.0), row("turn", 0, 10, 1.0)],

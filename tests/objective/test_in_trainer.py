@@ -46,8 +46,3 @@ def test_a_schedule_is_read_at_the_policy_version(tmp_path):
 def test_radii_by_turn_are_logged():
     metrics = engine(clip={"type": "sat", "turns": {"mode": "min", "min_tokens": 1}}).train(episodes(), 0).metrics
     assert {f"eps_eff_low_turn_{k}" for k in range(3)} <= metrics.keys()
-
-
-def test_proximal_log_probs_that_nobody_computes_are_refused():
-    with pytest.raises(ValueError, match=r"set objective\.ratio\.denominator to behavior"):
-        engine(ratio={"denominator": "proximal"})

@@ -15,19 +15,36 @@ from torch import Tensor
 
 from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
-from agent_rl.objective.diagnostics import StepTokens, mismatch_table
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
-from agent_rl.trainer import packed_attention
+from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
+from agent_rl.trainer.mismatch import mismatch_rows, step_tokens
+from agent_rl.trainer.model import load_model, weights_of
 from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.snapshots import Snapshots
 from agent_rl.trainer.token_logprobs import token_logprobs
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
                     "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+
+
+class ProximalConfig(Settings):
+    """Proximal log-probs: the trainer's own, at the weights that a token was sampled with.
+
+    They split the mismatch into policy lag and implementation. An objective that needs them gets them at
+    every step for every token; these keys say when they are computed for the tables alone.
+    """
+
+    every: int = Field(0, ge=0)
+    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the trajectories of such a step, chosen evenly by episode id."""
+    max_snapshots: int = Field(16, ge=1)
+    """Policy versions whose weights are kept; must exceed the lag."""
 
 
 class TorchEngine(PartBase):
@@ -47,6 +64,8 @@ class TorchEngine(PartBase):
         """Gradients are scaled down to this global norm."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
         """Tokens in one packed forward and backward pass: what bounds memory."""
+        proximal: ProximalConfig = ProximalConfig()
+        """When log-probs are recomputed at the version that each token was sampled with."""
         num_threads: int = Field(1, ge=1)
         """Torch threads of the trainer process."""
 
@@ -54,19 +73,16 @@ class TorchEngine(PartBase):
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
         self.objective, self.advantage = Objective(objective), objective.advantage
-        if "proximal_logprobs" in self.objective.needs:
-            raise ValueError(
-                "trainer torch computes no proximal log-probs, which this objective needs; "
-                "set objective.ratio.denominator to behavior and leave out gates that read them"
-            )
-        self.model = _load_model(model_path)
+        self.snapshots = Snapshots(config.proximal.max_snapshots)
+        self.frozen: Any = None
+        self.model = load_model(model_path)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
     def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return _load_model(model_path).requires_grad_(False)
+        return load_model(model_path).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
@@ -86,13 +102,17 @@ class TorchEngine(PartBase):
             )
         advantages = self._advantages(trajectories)
         plan, batches = self._pack(trajectories, advantages)
+        proximal = self._proximal(trajectories, policy_version)
+        if self._needs_proximal:
+            batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
         step, outputs, logprobs, entropies = self._accumulate(batches, policy_version)
         self.objective.end_step(batches, logprobs, step)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
             metrics |= step_metrics(batches, outputs, step=step)
-            mismatch = mismatch_table(_step_tokens(batches, logprobs, entropies, outputs, policy_version))
+            tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
+            mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
         metrics["train_s"] = time.monotonic() - started
@@ -101,9 +121,48 @@ class TorchEngine(PartBase):
             logprobs=_in_order(plan, batches, logprobs),
             entropy=_in_order(plan, batches, entropies),
             ref_logprobs=self._reference_in_order(plan, batches),
+            proximal_logprobs=proximal,
             metrics=metrics,
             mismatch=mismatch,
         )
+
+    @property
+    def _needs_proximal(self) -> bool:
+        return "proximal_logprobs" in self.objective.needs
+
+    @torch.no_grad()
+    def _proximal(self, trajectories: Sequence[Trajectory], policy_version: int) -> list[FloatArray | None] | None:
+        """Log-probs at the version each token was sampled with; None for trajectories left out, or for all.
+
+        One forward pass a version and micro-batch that holds tokens of it.
+        """
+        every, fraction = self.config.proximal.every, self.config.proximal.fraction
+        if not (every or self._needs_proximal):
+            return None
+        self.snapshots.keep(policy_version, self.model)
+        if self._needs_proximal:
+            fraction = 1.0
+        elif policy_version % every:
+            return None
+        chosen = [
+            i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
+        ]
+        found: list[FloatArray | None] = [None] * len(trajectories)
+        plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
+        for index, values in zip(chosen, _in_order(plan, batches, self._at_own_versions(batches)), strict=True):
+            found[index] = values
+        return found
+
+    def _at_own_versions(self, batches: list[TokenBatch]) -> list[Tensor]:
+        """Log-probs [T] of each micro-batch, every token's at its own policy version."""
+        self.frozen = self.frozen or load_model(str(self.source)).requires_grad_(False)
+        found = [torch.zeros(len(batch)) for batch in batches]
+        for version in sorted({v for b in batches for v in b.policy_versions[b.loss_mask].tolist()}):
+            self.snapshots.load_into(self.frozen, version)
+            for values, batch in zip(found, batches, strict=True):
+                if bool((own := batch.policy_versions == version).any()):
+                    values[own] = token_logprobs(self.frozen, batch)[0][own]
+        return found
 
     def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
         rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
@@ -176,11 +235,11 @@ class TorchEngine(PartBase):
     def publish(self, path: Path) -> None:
         """Write the weights under Hugging Face names; whole or not at all."""
         temporary = path.with_suffix(".tmp")
-        save_file(_untied_state(self.model), temporary)
+        save_file(weights_of(self.model), temporary)
         temporary.rename(path)
 
     def save(self, directory: Path) -> None:
-        """A model directory that anything can load, optimizer.pt and objective.pt."""
+        """A model directory that anything can load, optimizer.pt, objective.pt and the snapshots."""
         directory.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(directory)
         for name in _TOKENIZER_FILES:
@@ -188,61 +247,37 @@ class TorchEngine(PartBase):
                 shutil.copyfile(self.source / name, directory / name)
         torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
         torch.save(self.objective.state_dict(), directory / "objective.pt")
+        self.snapshots.save(directory / "snapshots")
 
     def load(self, directory: Path) -> None:
-        """Weights, optimizer and the objective's state of a checkpoint; the reference stays the initial policy."""
-        self.model = _load_model(str(directory))
+        """Weights, optimizer, objective and snapshots of a checkpoint; the reference stays the initial policy."""
+        self.model = load_model(str(directory))
         self.optimizer = self._new_optimizer()
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
+        self.snapshots.load(directory / "snapshots")
 
 
-def _load_model(model_path: str) -> Any:
-    """The causal LM of a directory in float32, without dropout, on packed attention."""
-    from transformers import AutoModelForCausalLM  # heavy
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    packed_attention.register()
-    model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
-    )
-    return model.eval()  # no dropout: at lag 0 the ratio must be 1
+def _with_proximal(batch: TokenBatch, part: list[int], proximal: list[FloatArray | None] | None) -> TokenBatch:
+    """The micro-batch of the trajectories `part` with their proximal log-probs, which are there for all."""
+    assert proximal is not None
+    values = [p for i in part if (p := proximal[i]) is not None]
+    return replace(batch, proximal_logprobs=torch.from_numpy(np.concatenate(values)))
 
 
-def _untied_state(model: Any) -> dict[str, Tensor]:
-    """The state dict without the second names of tied weights, which safetensors refuses."""
-    seen: set[int] = set()
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            state[name] = tensor.contiguous()
-    return state
-
-
-def _step_tokens(
-    batches: list[TokenBatch],
-    logprobs: list[Tensor],
-    entropies: list[Tensor],
-    outputs: list[LossOutput],
-    policy_version: int,
-) -> StepTokens:
-    """The step's active tokens for the mismatch table."""
-
-    def gather(columns: Sequence[Tensor]) -> Tensor:
-        return torch.cat([column[b.active.index] for column, b in zip(columns, batches, strict=True)])
-
-    return StepTokens(
-        logprobs=gather(logprobs),
-        behavior_logprobs=gather([b.behavior_logprobs for b in batches]),
-        turn_ids=gather([b.turn_ids for b in batches]),
-        entropy=gather(entropies),
-        gate=gather([o.gate for o in outputs]),
-        clipped=gather([o.clipped for o in outputs]),
-        kept_sizes=torch.cat([b.active.kept_sizes for b in batches]),
-        lag=policy_version - gather([b.policy_versions for b in batches]),
-    )
+def _active_values(
+    plan: list[list[int]], batches: list[TokenBatch], values: list[FloatArray | None] | None
+) -> Tensor | None:
+    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
+    if values is None:
+        return None
+    found = []
+    for part, batch in zip(plan, batches, strict=True):
+        lengths = batch.cu_seqlens.diff().tolist()
+        rows = [values[i] for i in part]
+        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
+        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
+    return torch.cat(found)
 
 
 def _in_order(plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:

@@ -1,0 +1,64 @@
+"""The mismatch rows of a step: in whole, and in parts where proximal log-probs are known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_rl.objective.diagnostics import StepTokens, mismatch_table
+from agent_rl.objective.loss import LossOutput
+from agent_rl.objective.token_batch import TokenBatch
+
+
+def step_tokens(
+    batches: Sequence[TokenBatch],
+    logprobs: Sequence[Tensor],
+    entropies: Sequence[Tensor],
+    outputs: Sequence[LossOutput],
+    policy_version: int,
+) -> StepTokens:
+    """The active tokens of a step."""
+
+    def gather(columns: Sequence[Tensor]) -> Tensor:
+        return torch.cat([column[b.active.index] for column, b in zip(columns, batches, strict=True)])
+
+    return StepTokens(
+        logprobs=gather(logprobs),
+        behavior_logprobs=gather([b.behavior_logprobs for b in batches]),
+        turn_ids=gather([b.turn_ids for b in batches]),
+        num_turns=gather([_num_turns(b) for b in batches]),
+        entropy=gather(entropies),
+        gate=gather([o.gate for o in outputs]),
+        clipped=gather([o.clipped for o in outputs]),
+        kept_sizes=torch.cat([b.active.kept_sizes for b in batches]),
+        lag=policy_version - gather([b.policy_versions for b in batches]),
+    )
+
+
+def _num_turns(batch: TokenBatch) -> Tensor:
+    """Turns of the trajectory that each token belongs to, int64 [T]."""
+    last = torch.full((len(batch.cu_seqlens) - 1,), -1).scatter_reduce(0, batch.segment_ids, batch.turn_ids, "amax")
+    return last[batch.segment_ids] + 1
+
+
+def mismatch_rows(tokens: StepTokens, proximal_logprobs: Tensor | None) -> list[dict[str, Any]]:
+    """Rows of mismatch.parquet. `proximal_logprobs` [n]: NaN on tokens it was not computed for.
+
+    `part` total is d = lp - mu over all tokens. Where the proximal log-prob mut is known, d is split into
+    policy_lag = lp - mut and implementation = mut - mu, over those tokens.
+    """
+    rows = [{"part": "total", **row} for row in mismatch_table(tokens)]
+    if proximal_logprobs is None:
+        return rows
+    known = torch.isfinite(proximal_logprobs)
+    chosen = replace(tokens.select(known), gate=None, clipped=None, entropy=None, kept_sizes=None)
+    proximal = proximal_logprobs[known]
+    parts = {
+        "policy_lag": replace(chosen, behavior_logprobs=proximal),
+        "implementation": replace(chosen, logprobs=proximal),
+    }
+    return rows + [
+        {"part": name, **row} for name, part in parts.items() if len(proximal) for row in mismatch_table(part)
+    ]
