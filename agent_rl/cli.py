@@ -197,7 +197,8 @@ _HEADINGS = {
     "clip_fraction": "clip",
     "kept_size": "kept",
     "lag_mean": "lag",
-    "policy_lag": "policy lag",
+    "policy_lag": "policy",
+    "implementation": "implem.",
     "stop_reason": "stop reason",
     "reward_mean": "reward",
     "turns_mean": "turns",
@@ -205,12 +206,18 @@ _HEADINGS = {
 
 
 def _print(frame: "pl.DataFrame", title: str) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in frame.columns:
-        table.add_column(_HEADINGS.get(name, name), justify="right")
-    for row in frame.iter_rows():
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else f"{cell}" for cell in row))
+    shown = [name for name in frame.columns if not _is_empty(frame[name])]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in shown:
+        table.add_column(_HEADINGS.get(name, name), justify="right", no_wrap=True)
+    for row in frame.select(shown).iter_rows():
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
+
+
+def _is_empty(column: "pl.Series") -> bool:
+    """Whether a column holds nothing but NaN, as kept-set sizes do under full support."""
+    return column.dtype.is_float() and bool(column.is_nan().all())
 
 
 @app.command()

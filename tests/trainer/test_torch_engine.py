@@ -161,3 +161,24 @@ def test_advantages_come_from_the_group() -> None:
         rewards = np.array([batch[i].reward for i in members])
         expected = np.zeros(2) if rewards[0] == rewards[1] else (rewards - 0.5) / (np.sqrt(0.5) + 1e-6)
         np.testing.assert_allclose(result.advantages[members], expected, rtol=1e-6)
+
+
+def test_gradient_alignment_limits_the_cosine_and_survives_a_checkpoint(tmp_path: Path) -> None:
+    batch = trajectories(8)
+    free, limited = engine(gradient_alignment=True), engine(max_cosine=0.1)
+    cosines = []
+    for trainer in (free, limited):
+        trainer.train(batch, 0)
+        cosines.append(trainer.train(batch, 1).metrics["gradient_cosine"])
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)  # the raw gradient is what is measured
+    assert cosines[0] > 0.1
+    assert not same_gradients(free, limited)
+    limited.save(tmp_path / "checkpoint")
+    resumed = engine(max_cosine=0.1)
+    resumed.load(tmp_path / "checkpoint")
+    after = [trainer.train(batch, 2).metrics["gradient_cosine"] for trainer in (limited, resumed)]
+    assert after[0] == after[1]
+
+
+def same_gradients(a: TorchEngine, b: TorchEngine) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(gradients(a), gradients(b), strict=True))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
+from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
@@ -62,6 +63,10 @@ class TorchEngine(PartBase):
         """AdamW's decoupled weight decay."""
         max_grad_norm: float = Field(1.0, gt=0)
         """Gradients are scaled down to this global norm."""
+        gradient_alignment: bool = False
+        """Log the cosine of each step's gradient to the last one's; costs a copy of the gradient."""
+        max_cosine: float | None = Field(None, gt=0, lt=1)
+        """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
         """Tokens in one packed forward and backward pass: what bounds memory."""
         proximal: ProximalConfig = ProximalConfig()
@@ -74,6 +79,7 @@ class TorchEngine(PartBase):
         self.config, self.source = config, Path(model_path)
         self.objective, self.advantage = Objective(objective), objective.advantage
         self.snapshots = Snapshots(config.proximal.max_snapshots)
+        self.alignment = GradientAlignment(config.max_cosine)
         self.frozen: Any = None
         self.model = load_model(model_path)
         self.reference = self._frozen_reference(model_path)
@@ -216,11 +222,15 @@ class TorchEngine(PartBase):
     def _update(self, step: StepContext) -> dict[str, float]:
         if step.empty:
             return {"skipped_nonfinite": 0.0}
+        metrics = {}
+        if self.config.gradient_alignment or self.config.max_cosine is not None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            metrics["gradient_cosine"] = self.alignment.apply(gradients)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         finite = bool(torch.isfinite(norm))
         if finite:
             self.optimizer.step()
-        return {"grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
+        return {**metrics, "grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
 
     def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
         found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
@@ -239,7 +249,7 @@ class TorchEngine(PartBase):
         temporary.rename(path)
 
     def save(self, directory: Path) -> None:
-        """A model directory that anything can load, optimizer.pt, objective.pt and the snapshots."""
+        """A model directory that anything can load, with optimizer, objective, last gradient and snapshots."""
         directory.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(directory)
         for name in _TOKENIZER_FILES:
@@ -247,6 +257,7 @@ class TorchEngine(PartBase):
                 shutil.copyfile(self.source / name, directory / name)
         torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
         torch.save(self.objective.state_dict(), directory / "objective.pt")
+        torch.save(self.alignment.state_dict(), directory / "alignment.pt")
         self.snapshots.save(directory / "snapshots")
 
     def load(self, directory: Path) -> None:
@@ -255,6 +266,7 @@ class TorchEngine(PartBase):
         self.optimizer = self._new_optimizer()
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
+        self.alignment.load_state_dict(torch.load(directory / "alignment.pt", weights_only=True))
         self.snapshots.load(directory / "snapshots")
 
 
