@@ -207,7 +207,9 @@ _HEADINGS = {
 
 def _print(frame: "pl.DataFrame", title: str) -> None:
     shown = [name for name in frame.columns if not _is_empty(frame[name])]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1), collapse_padding=True, pad_edge=False
+    )
     for name in shown:
         table.add_column(_HEADINGS.get(name, name), justify="right", no_wrap=True)
     for row in frame.select(shown).iter_rows():

@@ -4,6 +4,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -59,27 +60,34 @@ def mismatch_table(tokens: StepTokens) -> list[Row]:
     if not len(tokens.turn_ids):
         return []
     first = tokens.turn_ids == 0
-    scopes: list[tuple[Row, Tensor]] = [
-        ({"scope": "all"}, torch.ones_like(first)),
-        ({"scope": "first"}, first),
-        ({"scope": "later"}, ~first),
-        *_groups("turn", {"turn": tokens.turn_ids}),
+    scopes: list[tuple[Row, StepTokens]] = [
+        ({"scope": "all"}, tokens),
+        ({"scope": "first"}, tokens.select(first)),
+        ({"scope": "later"}, tokens.select(~first)),
+        *_groups(tokens, "turn", {"turn": tokens.turn_ids}),
     ]
     if tokens.lag is not None:
-        scopes += _groups("lag", {"lag": tokens.lag})
+        scopes += _groups(tokens, "lag", {"lag": tokens.lag})
     if tokens.num_turns is not None:
-        scopes += _groups("turn_by_num_turns", {"num_turns": tokens.num_turns, "turn": tokens.turn_ids})
-    rows = [labels | _statistics(tokens.select(chosen)) for labels, chosen in scopes if bool(chosen.any())]
+        scopes += _groups(tokens, "turn_by_num_turns", {"num_turns": tokens.num_turns, "turn": tokens.turn_ids})
+    rows = [labels | _statistics(chosen) for labels, chosen in scopes if len(chosen.turn_ids)]
     nowhere: Row = {"turn": -1, "lag": -1, "num_turns": -1, "kl_bin": kl_bin(float(rows[0]["k3"]))}
     return [nowhere | row for row in rows]
 
 
-def _groups(scope: str, keys: dict[str, Tensor]) -> list[tuple[Row, Tensor]]:
-    """(labels, which tokens) of every combination of key values that occurs, in order."""
-    stacked = torch.stack(list(keys.values()), dim=1)
-    values, member = torch.unique(stacked, dim=0, return_inverse=True)
-    labels = [dict(zip(keys, value, strict=True)) for value in values.tolist()]
-    return [({"scope": scope, **label}, member == i) for i, label in enumerate(labels)]
+def _groups(tokens: StepTokens, scope: str, keys: dict[str, Tensor]) -> list[tuple[Row, StepTokens]]:
+    """(labels, tokens) of every combination of key values that occurs, in order; keys are ints of at least 0."""
+    code = torch.zeros_like(tokens.turn_ids)
+    for values in keys.values():
+        code = code * (int(values.max()) + 1) + values
+    order = torch.argsort(code, stable=True)  # one sort, then slices: a mask a group would read everything again
+    tokens = tokens.select(order)
+    ends = torch.unique_consecutive(code[order], return_counts=True)[1].cumsum(0).tolist()
+    found: list[tuple[Row, StepTokens]] = []
+    for start, end in pairwise([0, *ends]):
+        labels = {name: int(values[order[start]]) for name, values in keys.items()}
+        found.append(({"scope": scope, **labels}, tokens.select(slice(start, end))))
+    return found
 
 
 def _statistics(tokens: StepTokens) -> Row:
