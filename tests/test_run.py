@@ -168,6 +168,21 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_sat_fires_at_top_p_below_1_and_the_mismatch_splits(tmp_path: Path) -> None:
+    """Tokens that were the only one kept have d = 0 by construction; counting them would set q to 0."""
+    sat = ("objective.clip.tokens=supported", "rollout.sampling.top_p=0.9")
+    config = quickstart("num_steps=3", "eval.every=0", "trainer.proximal.every=1", *sat)
+    rows: list[dict[str, Any]] = []
+    train(config, tmp_path, False, rows.append)
+    for row in rows[1:]:
+        assert row["gate_rate"] > 0.01
+        assert row["q_supported"] > row["q_all"]
+        assert row["q_zero"] == 0
+    table = tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
+    assert table["implementation"].item() < 1e-5 < table["policy_lag"].item()
+    assert 1 <= table["kept_size"].item() < 20
+
+
 def kill_while_busy(server: ToolServer) -> None:
     """Kill the server once it has run a few calls."""
     with httpx.Client() as client:
