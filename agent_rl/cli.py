@@ -197,6 +197,8 @@ _HEADINGS = {
     "stop_reason": "stop reason",
     "reward_mean": "reward",
     "turns_mean": "turns",
+    "gradient_norm": "gradient",
+    "dropped_fraction": "dropped",
 }
 
 
@@ -207,6 +209,34 @@ def _print(frame: "pl.DataFrame", title: str) -> None:
     for row in frame.iter_rows():
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
+
+
+@app.command()
+def replay(
+    target: Annotated[Path, typer.Argument(help="Directory of a run, or a Parquet file of one batch")],
+    step: Annotated[int | None, typer.Option(help="The step of the run whose batch and checkpoint are taken")] = None,
+    methods: Annotated[str, typer.Option(help="Names from configs/methods with commas between, or all")] = "all",
+    csv: Annotated[Path | None, typer.Option(help="Also write all figures, by turn too, into this file")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the comparison into this PNG file")] = None,
+) -> None:
+    """Put one recorded batch through many objectives: loss, gradient, gating and clipping side by side."""
+    with one_sentence_errors():
+        from agent_rl.analysis.replay_plot import replay_picture
+        from agent_rl.replay import replay_batch, write_csv
+
+        replayed = replay_batch(target, step, methods)
+        _print(replayed.overall(), f"gradient with respect to {replayed.gradient_of}; cosine to that of grpo")
+        for figure, name in (("gate_rate", "gate rate by turn"), ("clip_fraction", "clip fraction by turn")):
+            _print(replayed.by_turn(figure), name)
+        for word, sentences in (("note", replayed.notes), ("skipped", replayed.skipped)):
+            for method, sentence in sentences.items():
+                say(f"{word}: {method} {sentence}")
+        if csv is not None:
+            write_csv(replayed, csv)
+            say(f"figures: {csv}")
+        if picture is not None:
+            replay_picture(replayed.overall(), replayed.by_turn("gate_rate"), picture)
+            say(f"picture: {picture}")
 
 
 @app.command()
