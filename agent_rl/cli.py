@@ -199,15 +199,18 @@ _HEADINGS = {
     "turns_mean": "turns",
     "gradient_norm": "gradient",
     "dropped_fraction": "dropped",
+    "eps_low": "ε low",
+    "eps_high": "ε high",
 }
 
 
-def _print(frame: "pl.DataFrame", title: str) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in frame.columns:
-        table.add_column(_HEADINGS.get(name, name), justify="right")
+def _print(frame: "pl.DataFrame", title: str, digits: int = 4) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name, kind in frame.schema.to_python().items():
+        is_label = kind is str
+        table.add_column(_HEADINGS.get(name, name), justify="left" if is_label else "right", no_wrap=is_label)
     for row in frame.iter_rows():
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else f"{cell}" for cell in row))
+        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
 
 
@@ -221,13 +224,21 @@ def replay(
 ) -> None:
     """Put one recorded batch through many objectives: loss, gradient, gating and clipping side by side."""
     with one_sentence_errors():
+        import polars as pl
+
         from agent_rl.analysis.replay_plot import replay_picture
         from agent_rl.replay import replay_batch, write_csv
 
         replayed = replay_batch(target, step, methods)
-        _print(replayed.overall(), f"gradient with respect to {replayed.gradient_of}; cosine to that of grpo")
-        for figure, name in (("gate_rate", "gate rate by turn"), ("clip_fraction", "clip fraction by turn")):
-            _print(replayed.by_turn(figure), name)
+        rates = {"gate_rate": "gate rate", "clip_fraction": "clip fraction"}
+        title = f"gradient with respect to {replayed.gradient_of}; cosine to that of grpo"
+        _print(replayed.overall().drop(*rates), title, digits=3)
+        for figure, name in rates.items():
+            shown = replayed.by_turn(figure).filter(pl.col("all") > 0)
+            if shown.is_empty():
+                say(f"{name}: 0 for every method")
+            else:
+                _print(shown, f"{name}, overall and by turn; 0 for every other method", digits=3)
         for word, sentences in (("note", replayed.notes), ("skipped", replayed.skipped)):
             for method, sentence in sentences.items():
                 say(f"{word}: {method} {sentence}")

@@ -77,9 +77,10 @@ class Replay:
         return self._evaluated().select(name for name in self.table.columns if "_turn_" not in name).drop("skipped")
 
     def by_turn(self, figure: str) -> pl.DataFrame:
-        """`gate_rate` or `clip_fraction` of the evaluated methods: columns method and one a turn."""
+        """`gate_rate` or `clip_fraction` of the evaluated methods: columns method, all, and one a turn."""
         prefix = f"{figure}_turn_"
-        names = {name: name.removeprefix(prefix) for name in self.table.columns if name.startswith(prefix)}
+        names = {figure: "all"}
+        names |= {name: name.removeprefix(prefix) for name in self.table.columns if name.startswith(prefix)}
         return self._evaluated().select("method", *names).rename(names)
 
     def _evaluated(self) -> pl.DataFrame:

@@ -94,7 +94,7 @@ def test_grpo_is_its_own_direction_and_the_others_are_not(replayed: Replay) -> N
     assert row(replayed, "sat_grpo")["cosine"] < 1 - 1e-6
     assert row(replayed, "sat_grpo")["eps_low"] < row(replayed, "grpo")["eps_low"] == NEAR(0.2)
     assert row(replayed, "no_clip")["eps_high"] == float("inf")
-    assert row(replayed, "sao_dis")["dropped_fraction"] > 0
+    assert 0 < row(replayed, "seqclip")["dropped_fraction"] < 1
 
 
 @pytest.mark.parametrize("overrides", [(), ("rollout.max_episode_tokens=48", "trainer.max_tokens_per_microbatch=48")])
@@ -130,15 +130,15 @@ def test_a_batch_that_waits_in_the_queue_is_that_of_training(run: Path, tmp_path
     assert row(replay_run(tmp_path, STEP, "sat_grpo"), "sat_grpo") == row(replayed, "sat_grpo")
 
 
-def test_turns_add_up(run: Path, replayed: Replay) -> None:
+def test_turns_add_up_to_the_whole(run: Path, replayed: Replay) -> None:
     recorded = [facts.trajectory(r) for r in facts.read_part(run / "rollout_facts.parquet", STEP)][2:]
     turns = np.concatenate([t.turn_ids[t.loss_mask] for t in recorded])
     shares = np.bincount(turns) / len(turns)
     for figure in ("gate_rate", "clip_fraction"):
         by_turn = replayed.by_turn(figure)
-        assert by_turn.columns == ["method", "0", "1", "2", "3"]
-        for name, *rates in by_turn.iter_rows():
-            assert float(shares @ rates) == NEAR(row(replayed, name)[figure], abs=1e-6)
+        assert by_turn.columns == ["method", "all", "0", "1", "2", "3"]
+        for _, overall, *rates in by_turn.iter_rows():
+            assert float(shares @ rates) == NEAR(overall, abs=1e-6)
     assert row(replayed, "sat_grpo")["gate_rate"] == NEAR(0.1, abs=0.02)
 
 
@@ -193,7 +193,7 @@ def test_a_dump_of_another_framework_has_the_figures_of_evaluate(tmp_path: Path)
     assert row(found, "dr_grpo")["loss"] == NEAR(
         evaluate("dr_grpo", **arrays | {"advantages": arrays["advantages"] * np.sqrt(0.5)}).loss, rel=1e-5
     )
-    assert found.by_turn("clip_fraction").columns == ["method", "0", "1"]
+    assert found.by_turn("clip_fraction").columns == ["method", "all", "0", "1"]
 
 
 def test_advantages_and_proximal_logprobs_of_a_dump_are_read(tmp_path: Path) -> None:
