@@ -16,8 +16,9 @@ from agent_rl import facts
 from agent_rl.cli import app
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.objective import evaluate
+from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import method, method_names
-from agent_rl.pipeline.figures import training_rows
+from agent_rl.pipeline.figures import dropped_rows, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Prompt, Trajectory
@@ -41,23 +42,39 @@ def near_policy(engine: TorchEngine, count: int) -> list[Trajectory]:
     return [replace(t, behavior_logprobs=np.minimum(values + e, 0)) for t, values, e in found]
 
 
-def make_run(path: Path, *overrides: str, trained: bool = True) -> tuple[RunConfig, list[Trajectory], TorchEngine]:
-    """A run that stands at step 3: group 0 was sampled and dropped, the others were trained, or are queued."""
+def make_run(
+    path: Path, *overrides: str, trained: bool = True, warm: bool = False
+) -> tuple[RunConfig, list[Trajectory], TorchEngine]:
+    """A run that stands at step 3: group 0 was sampled and dropped, the others were trained, or are queued.
+
+    With `warm` its policy is a step away from the initial one.
+    """
     config = quickstart(*overrides)
     engine = TorchEngine(config.trainer, MODEL, config.objective)
+    if warm:
+        engine.train(near_policy(engine, 10), STEP - 1)
     batch = near_policy(engine, 10)
     directory = RunDirectory(path, config)
     prompt = Prompt(0, ({"role": "user", "content": "1+1"},), "2")
-    directory.write_rollouts(STEP, [Episode(prompt, (), trajectory) for trajectory in batch])
+    episodes = [Episode(prompt, (), trajectory) for trajectory in batch]
+    directory.write_rollouts(STEP, episodes)
     kept = batch[2:]
     checkpoint = directory.checkpoint(STEP)
     engine.save(checkpoint)
     RunState(step=STEP, queue={} if trained else {STEP: [1, 2, 3, 4]}).save(checkpoint)
     if trained:
-        result = TorchEngine(config.trainer, MODEL, config.objective).train(kept, STEP)
-        directory.write_training(STEP, training_rows(STEP, kept, result), result.mismatch)
+        result = continued(config, checkpoint, config.objective).train(kept, STEP)
+        rows = [*training_rows(STEP, kept, result), *dropped_rows(STEP, episodes, {0: "SessionLost"})]
+        directory.write_training(STEP, rows, result.mismatch)
     directory.close()
     return config, kept, engine
+
+
+def continued(config: RunConfig, checkpoint: Path, objective: ObjectiveConfig) -> TorchEngine:
+    """The run's trainer as it continues from a checkpoint, with an objective."""
+    engine = TorchEngine(config.trainer, MODEL, objective)
+    engine.load(checkpoint)
+    return engine
 
 
 def row(replayed: Replay, name: str) -> dict[str, float]:
@@ -101,7 +118,7 @@ def test_grpo_is_its_own_direction_and_the_others_are_not(replayed: Replay) -> N
 def test_the_gradient_is_the_one_that_training_clips(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """Also with several micro-batches, with a KL to the initial policy, and for a state that the run brings."""
     kl = ("objective.kl.coefficient=0.1", "objective.clip.scope=previous_step")
-    config, kept, engine = make_run(tmp_path, *overrides, *kl)
+    config, kept, engine = make_run(tmp_path, *overrides, *kl, warm=True)
     found = replay_run(tmp_path, STEP, f"{OWN},sat_grpo")
     metrics = engine.train(kept, STEP).metrics
     assert (metrics["num_microbatches"] > 2) == bool(overrides)
@@ -109,7 +126,7 @@ def test_the_gradient_is_the_one_that_training_clips(tmp_path: Path, overrides: 
     for name in ("loss", "gate_rate", "clip_fraction", "eps_low"):
         assert row(found, OWN)[name] == NEAR(metrics[name], rel=1e-5, abs=1e-7)
     as_method = config.objective.model_copy(update={"clip": method("sat_grpo").clip})
-    metrics = TorchEngine(config.trainer, MODEL, as_method).train(kept, STEP).metrics
+    metrics = continued(config, tmp_path / "checkpoints" / "step-000003", as_method).train(kept, STEP).metrics
     assert row(found, "sat_grpo")["gradient_norm"] == NEAR(metrics["grad_norm"], rel=1e-5)
     assert set(found.notes) == set()
 
