@@ -202,24 +202,69 @@ _HEADINGS = {
     "stop_reason": "stop reason",
     "reward_mean": "reward",
     "turns_mean": "turns",
+    "gradient_norm": "gradient",
+    "dropped_fraction": "dropped",
+    "eps_low": "ε low",
+    "eps_high": "ε high",
 }
 
 
-def _print(frame: "pl.DataFrame", title: str) -> None:
+def _print(frame: "pl.DataFrame", title: str, digits: int = 3) -> None:
     shown = [name for name in frame.columns if not _is_empty(frame[name])]
     table = Table(
-        title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1), collapse_padding=True, pad_edge=False
+        title=title,
+        title_justify="left",
+        box=box.HORIZONTALS,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
     )
     for name in shown:
         table.add_column(_HEADINGS.get(name, name), justify="right", no_wrap=True)
     for row in frame.select(shown).iter_rows():
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row))
+        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
 
 
 def _is_empty(column: "pl.Series") -> bool:
     """Whether a column holds nothing but NaN, as kept-set sizes do under full support."""
     return column.dtype.is_float() and bool(column.is_nan().all())
+
+
+@app.command()
+def replay(
+    target: Annotated[Path, typer.Argument(help="Directory of a run, or a Parquet file of one batch")],
+    step: Annotated[int | None, typer.Option(help="The step of the run whose batch and checkpoint are taken")] = None,
+    methods: Annotated[str, typer.Option(help="Names from configs/methods with commas between, or all")] = "all",
+    csv: Annotated[Path | None, typer.Option(help="Also write all figures, by turn too, into this file")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the comparison into this PNG file")] = None,
+) -> None:
+    """Put one recorded batch through many objectives: loss, gradient, gating and clipping side by side."""
+    with one_sentence_errors():
+        import polars as pl
+
+        from agent_rl.analysis.replay_plot import replay_picture
+        from agent_rl.replay import replay_batch, write_csv
+
+        replayed = replay_batch(target, step, methods)
+        rates = {"gate_rate": "gate rate", "clip_fraction": "clip fraction"}
+        title = f"gradient with respect to {replayed.gradient_of}; cosine to that of grpo"
+        _print(replayed.overall().drop(*rates), title, digits=3)
+        for figure, name in rates.items():
+            shown = replayed.by_turn(figure).filter(pl.col("all") > 0)
+            if shown.is_empty():
+                say(f"{name}: 0 for every method")
+            else:
+                _print(shown, f"{name}, overall and by turn; 0 for every other method", digits=3)
+        for word, sentences in (("note", replayed.notes), ("skipped", replayed.skipped)):
+            for method, sentence in sentences.items():
+                say(f"{word}: {method} {sentence}")
+        if csv is not None:
+            write_csv(replayed, csv)
+            say(f"figures: {csv}")
+        if picture is not None:
+            replay_picture(replayed.overall(), replayed.by_turn("gate_rate"), picture)
+            say(f"picture: {picture}")
 
 
 @app.command()

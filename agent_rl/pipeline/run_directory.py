@@ -27,6 +27,7 @@ METRIC_KEYS = (
 
 
 ROLLOUT_TABLE = "rollout_facts.parquet"
+TRAINING_TABLE = "training_facts.parquet"
 
 
 class RunDirectory:
@@ -35,7 +36,7 @@ class RunDirectory:
     def __init__(self, path: Path, config: RunConfig, state: RunState | None = None) -> None:
         self.path, self.state = path, state or RunState()
         self.rollout_facts = path / ROLLOUT_TABLE
-        self.training_facts = path / "training_facts.parquet"
+        self.training_facts = path / TRAINING_TABLE
         self.mismatch = path / "mismatch.parquet"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
