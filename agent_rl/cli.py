@@ -209,7 +209,7 @@ _HEADINGS = {
 }
 
 
-def _print(frame: "pl.DataFrame", title: str, digits: int = 3) -> None:
+def _print(frame: "pl.DataFrame", title: str) -> None:
     shown = [name for name in frame.columns if not _is_empty(frame[name])]
     table = Table(
         title=title,
@@ -222,7 +222,7 @@ def _print(frame: "pl.DataFrame", title: str, digits: int = 3) -> None:
     for name in shown:
         table.add_column(_HEADINGS.get(name, name), justify="right", no_wrap=True)
     for row in frame.select(shown).iter_rows():
-        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else f"{cell}" for cell in row))
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row))
     console.print(table)
 
 
@@ -249,13 +249,13 @@ def replay(
         replayed = replay_batch(target, step, methods)
         rates = {"gate_rate": "gate rate", "clip_fraction": "clip fraction"}
         title = f"gradient with respect to {replayed.gradient_of}; cosine to that of grpo"
-        _print(replayed.overall().drop(*rates), title, digits=3)
+        _print(replayed.overall().drop(*rates), title)
         for figure, name in rates.items():
             shown = replayed.by_turn(figure).filter(pl.col("all") > 0)
             if shown.is_empty():
                 say(f"{name}: 0 for every method")
             else:
-                _print(shown, f"{name}, overall and by turn; 0 for every other method", digits=3)
+                _print(shown, f"{name}, overall and by turn; 0 for every other method")
         for word, sentences in (("note", replayed.notes), ("skipped", replayed.skipped)):
             for method, sentence in sentences.items():
                 say(f"{word}: {method} {sentence}")

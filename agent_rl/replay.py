@@ -226,7 +226,7 @@ class RecordedBatch:
     def missing(self, objective: ObjectiveConfig) -> str | None:
         """What `objective` reads and the run has not recorded."""
         if "proximal_logprobs" in Objective(objective).needs and self.proximal is None:
-            return f"needs proximal_logprobs, which the training facts of step {self.step} do not hold"
+            return f"needs proximal_logprobs, which the training facts of step {self.step} do not hold for all"
         return None
 
     def note(self, objective: ObjectiveConfig) -> str | None:
@@ -295,7 +295,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory], list[np.ndarray] | None]:
-    """(trajectories, proximal log-probs if recorded): what step `step` trained, in its order, or has queued."""
+    """(trajectories, proximal log-probs if recorded for all): what step `step` trained, in its order, or has queued."""
     rows = facts.read_part(run / ROLLOUT_TABLE, step)
     training = [row for row in facts.read_part(run / TRAINING_TABLE, step) if row["fate"] == "trained"]
     queue = RunState.load(checkpoint).queue

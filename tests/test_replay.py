@@ -97,7 +97,7 @@ def test_every_method_has_a_row_and_the_skipped_ones_a_reason(replayed: Replay) 
     assert replayed.table["method"].to_list()[:2] == ["grpo", OWN]
     assert set(replayed.table["method"]) == {OWN, *method_names()}
     assert set(replayed.skipped) == PROXIMAL
-    assert replayed.skipped["kpop"] == "needs proximal_logprobs, which the training facts of step 3 do not hold"
+    assert replayed.skipped["kpop"] == "needs proximal_logprobs, which the training facts of step 3 do not hold for all"
     assert set(replayed.notes) == {"sat_ema_cap", "sat_previous_step"}
     evaluated = replayed.overall()
     assert evaluated.height == replayed.table.height - len(PROXIMAL)
@@ -163,11 +163,14 @@ def test_recorded_proximal_logprobs_let_every_method_run(tmp_path: Path) -> None
     make_run(tmp_path)
     table = tmp_path / "training_facts.parquet"
     rows = facts.read_part(table, STEP)
-    facts.write_part(table, STEP, [r | {"proximal_logprobs": r["logprobs"]} for r in rows], facts.TRAINING_FACTS)
+    rows = [r | {"proximal_logprobs": r["logprobs"]} for r in rows]
+    facts.write_part(table, STEP, rows, facts.TRAINING_FACTS)
     found = replay_run(tmp_path, STEP, "grpo_tis,icepop")
     assert found.skipped == {}
     assert row(found, "grpo_tis")["clip_fraction"] == 0  # current is proximal, so the clipped ratio is 1
     assert row(found, "grpo_tis")["gradient_norm"] > 0
+    facts.write_part(table, STEP, [rows[0] | {"proximal_logprobs": None}, *rows[1:]], facts.TRAINING_FACTS)
+    assert set(replay_run(tmp_path, STEP, "grpo_tis,icepop").skipped) == {"grpo_tis", "icepop"}
 
 
 def write_dump(path: Path, **changes: object) -> dict[str, list[object]]:
