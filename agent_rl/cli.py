@@ -62,7 +62,7 @@ def _sentence(error: BaseException) -> str:
     if not _from_ray(error):
         return text
     lines = text.splitlines()
-    return lines[-1].strip() if "creation task" in lines[0] else f"{type(error).__name__}: {lines[0]}"
+    return lines[-1].strip() if "creation task" in lines[0] else f"{type(error).__name__}: {lines[0].rstrip('.')}"
 
 
 @app.command()
@@ -102,31 +102,40 @@ def _run_to_train(
     arguments: list[str], method: str | None, run: Path | None, resume: Path | None
 ) -> "tuple[RunConfig, Path]":
     from agent_rl.config import load
-    from agent_rl.run import newest_checkpoint
 
     files = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if resume is not None:
         if files or method is not None or run is not None:
             raise ValueError("--resume takes its config and directory from the run; give overrides only")
-        newest_checkpoint(resume)
         return _resumed_config(resume, overrides), resume
     if len(files) != 1:
-        raise ValueError("give one config file, such as configs/quickstart.yaml")
+        got = f"; these are neither: {', '.join(files[1:])}" if files else ""
+        raise ValueError(f"give one config file, such as configs/quickstart.yaml, and overrides as key=value{got}")
     config = load(Path(files[0]), overrides, method)
+    from agent_rl.pipeline.run_directory import list_checkpoints
+    from agent_rl.run import build_prompts
+
     if run is not None and run.exists() and any(run.iterdir()):
-        raise ValueError(f"{run} already holds files; continue it with --resume {run} or name another directory")
+        way = f"continue it with --resume {run}" if list_checkpoints(run) else "empty it"
+        raise ValueError(f"{run} already holds files; {way} or name another directory")
+    build_prompts(config)  # a missing file is said before a directory is made
     return config, run or _new_run(Path(files[0]).stem)
 
 
 def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
     """The run's own config with overrides that leave alone what its recorded rollouts were made with."""
     from agent_rl.config import load
+    from agent_rl.pipeline.state import RunState
+    from agent_rl.run import newest_checkpoint
 
+    state = RunState.load(newest_checkpoint(run))
     before, after = load(run / "config.yaml"), load(run / "config.yaml", overrides)
     for key in ("seed", "model", "prompts", "batch", "rollout", "reward", "pipeline"):
         if getattr(before, key) != getattr(after, key):
             raise ValueError(f"{key} cannot change when a run is resumed; start a new run with it")
+    if after.num_steps <= state.step:
+        raise ValueError(f"{run} is at step {state.step} of {after.num_steps}; give a higher num_steps to go on")
     return after
 
 
@@ -152,10 +161,13 @@ def evaluate(
 
         run_config, model = _model_to_evaluate(target, overrides or [], config, newest_checkpoint)
         figures = evaluate_model(run_config)
-    k, n = run_config.eval.num_samples, run_config.eval.num_prompts
-    table = Table("", f"avg@{k}", f"pass@{k}", "turns", title=f"{model}: {n} held-out prompts")
-    table.add_row("", f"{figures['eval_avg']:.3f}", f"{figures['eval_pass']:.3f}", f"{figures['eval_turns']:.2f}")
-    console.print(table)
+    import polars as pl
+
+    k = run_config.eval.num_samples
+    columns = {"prompts": run_config.eval.num_prompts, f"avg@{k}": figures["eval_avg"]}
+    columns |= {f"pass@{k}": figures["eval_pass"], "turns": figures["eval_turns"]}
+    say(f"{model} on held-out prompts")
+    _print(pl.DataFrame(columns), "")
 
 
 def _model_to_evaluate(
@@ -163,6 +175,8 @@ def _model_to_evaluate(
 ) -> "tuple[RunConfig, Path]":
     from agent_rl.config import load
 
+    if not target.is_dir():
+        raise ValueError(f"there is nothing at {str(target)!r}; name a run or a model directory")
     is_run = (target / "config.yaml").is_file()
     model = newest_checkpoint(target) if is_run else target
     own = target / "config.yaml" if is_run else target.parent.parent / "config.yaml"

@@ -115,7 +115,9 @@ class ModelConfig(Settings):
     def _exists(cls, value: str) -> str:
         path = model_directory(value)
         if not (path / "config.json").is_file():
-            raise ValueError(f"no model at {str(path)!r} (no config.json there); name a Hugging Face model directory")
+            raise ValueError(
+                f"no model at {str(path)!r} (no config.json there); name a local directory, hub ids are not fetched"
+            )
         if not (path / "tokenizer_config.json").is_file():
             raise ValueError(f"the model in {str(path)!r} has no tokenizer (no tokenizer_config.json); copy it there")
         return value
@@ -182,6 +184,17 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _bare_has_one_tool(self) -> Self:
+        bare = self.rollout.tool_format
+        names = [registry.find("tool", tool.type).name for tool in self.rollout.tools]
+        if bare.type == "bare" and names != [bare.tool]:
+            raise ValueError(
+                f"rollout.tool_format bare sends every call to the one tool {bare.tool!r}, but rollout.tools has "
+                f"{', '.join(names)}; use tool_format hermes for several"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sessions_suffice(self) -> Self:
         wanted = self.rollout.num_workers * self.rollout.max_concurrent_episodes
         if self.sandbox.url is None and wanted > self.sandbox.server.max_sessions:
@@ -218,7 +231,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         mapping = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(mapping, dict):
         raise ValueError(f"{path} must hold a mapping of config keys")
     return mapping

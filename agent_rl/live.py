@@ -72,9 +72,9 @@ class LiveView:
         return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"
 
     def _render(self) -> RenderableType:
-        table = Table(box=None, header_style="bold", padding=(0, 2))
+        table = Table(box=None, header_style="bold", padding=(0, 1), collapse_padding=True)
         for heading in _COLUMNS:
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(*(_cell(row, key, form) for key, form in _COLUMNS.values()))
         return Group(self.progress, table)

@@ -83,7 +83,7 @@ class PartKind:
             return value
         mapping = {"type": value} if isinstance(value, str) else value
         if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
-            raise ValueError(f"a {self.kind} needs a `type`; known: {', '.join(names(self.kind))}")
+            raise ValueError(f"must be a mapping with a `type`; known {self.kind} types: {', '.join(names(self.kind))}")
         model: type[BaseModel] = find(self.kind, mapping["type"]).Config
         return check(model, mapping, f"{self.kind} {mapping['type']}")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -100,7 +101,11 @@ def lock(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{path} is in use by another process; wait for it or name another directory") from None
-        yield
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == ["lock"]:  # nothing was run: leave nothing
+                shutil.rmtree(path)
 
 
 def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:
@@ -119,6 +124,8 @@ def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: 
 def newest_checkpoint(path: Path) -> Path:
     """The newest whole checkpoint of a run. Raises `ValueError` if there is none."""
     checkpoints = list_checkpoints(path)
+    if not path.is_dir():
+        raise ValueError(f"there is no run at {str(path)!r}; see the directories in runs/")
     if not checkpoints:
         raise ValueError(f"{path} holds no checkpoint to resume from; start the run again with its config")
     return checkpoints[-1]

@@ -1,10 +1,23 @@
 """The base of every config model, and validation errors as one sentence that says what to do."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+_KINDS = {
+    "int_parsing": "must be an integer",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "string_type": "must be a text",
+}
+"""Pydantic's own words for these say what was given twice."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,9 +43,10 @@ def _sentence(model: type[BaseModel], problem: Any, name: str) -> str:
         return _unknown_key(model, problem["loc"], where, name)
     if problem["type"] == "missing":
         return f"{where} is missing{f' in {name}' if name else ''}; give it a value"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = _KINDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ")
     got = "" if problem["type"] == "value_error" else f", got {problem['input']!r}"
-    return f"{where}: {message}{got}" if where else f"{message}{got}"
+    inner = re.match(r"[\w.]+: ", message)  # a part's own key, checked by itself
+    return f"{where}{'.' if inner else ': '}{message}{got}" if where else f"{message}{got}"
 
 
 def _unknown_key(model: type[BaseModel], location: tuple[Any, ...], where: str, name: str) -> str:

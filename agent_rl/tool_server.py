@@ -56,6 +56,7 @@ class ToolServer:
         if self.num_restarts == _MAX_RESTARTS:
             raise ValueError(f"the tool server died {_MAX_RESTARTS + 1} times; see its messages above")
         self.num_restarts += 1
+        print("the tool server died; starting it again, its episodes are issued again", file=sys.stderr)
         self._start(port=int(self.url.rpartition(":")[2]))
 
     def _start(self, port: int) -> str:

@@ -73,10 +73,14 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"batch": {"group_size": 1}}, "batch.group_size is 1, but group advantages compare"),
         ({"model": {"path": "no/such/model"}}, "no model at 'no/such/model'"),
         ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
-        ({"prompts": {}}, "a prompts needs a `type`; known: "),
+        ({"prompts": {}}, "prompts: must be a mapping with a `type`; known prompts types: arithmetic"),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
         ({"trainer": {"type": "torch", "max_tokens_per_microbatch": 99}}, "trainer.max_tokens_per_microbatch is 99"),
         ({"num_steps": 0}, "num_steps: Input should be greater than or equal to 1, got 0"),
+        ({"num_steps": "abc"}, "num_steps: must be an integer, got 'abc'"),
+        ({"rollout": {"tools": "python"}}, "rollout.tools: must be a list, got 'python'"),
+        ({"pipeline": {"type": "batch_async", "exact_lag": -1}}, "pipeline.exact_lag: Input should be"),
+        ({"rollout": {"tool_format": "bare", "tools": ["python", "python"]}}, "use tool_format hermes for several"),
     ],
 )
 def test_bad_values_get_one_sentence(mapping: dict[str, Any], sentence: str) -> None:
@@ -101,7 +105,7 @@ def test_keys_inside_lists_and_optional_models_get_the_nearest_name_too() -> Non
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("a: [", "is not valid YAML"), ("- 1", "must hold a mapping")],
+    [("a: [", "line 1: not valid YAML"), ("- 1", "must hold a mapping")],
 )
 def test_unreadable_files_are_named(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "broken.yaml"

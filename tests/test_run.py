@@ -151,6 +151,15 @@ def test_a_run_directory_is_one_process_s(tmp_path: Path) -> None:
         train(quickstart(*SMALL), tmp_path, False, ignore)
 
 
+def test_what_cannot_start_leaves_no_directory(tmp_path: Path) -> None:
+    config = quickstart(*SMALL, "sandbox.url=http://127.0.0.1:9")
+    with pytest.raises(ValueError, match="no tool server answers"):
+        train(config, tmp_path / "run", False, ignore)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="there is no run at"):
+        newest_checkpoint(tmp_path / "run")
+
+
 def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     config = quickstart("num_steps=10", "eval.num_prompts=64", "eval.every=10")
     rows: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ from typing import Any
 import matplotlib as mpl
 import polars as pl
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from agent_rl.analysis.tables import read_mismatch, read_rollout_facts
 
@@ -22,6 +23,7 @@ def run_picture(run: Path, rows: list[dict[str, Any]], target: Path) -> None:
     _turns(axes[2], run)
     for axis in axes:
         axis.set_xlabel("optimizer step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=110)
 
@@ -34,7 +36,7 @@ def _column(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float
 def _learning(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.plot(*_column(rows, "reward_mean"), color="#9ab", label="reward of the training batch")
     axis.plot(*_column(rows, "eval_avg"), "o-", color="#1a6", label="held-out accuracy")
-    axis.set_title("It learns")
+    axis.set_title("Reward and held-out accuracy")
     axis.set_ylim(0, 1)
     axis.legend(frameon=False, loc="lower right")
 
@@ -61,7 +63,7 @@ def _turns(axis: Any, run: Path) -> None:
     shares = [(table[str(turn)] / total).to_list() for turn in turns]
     colours = [_colour(position, len(turns)) for position in range(len(turns))]
     axis.stackplot(table["batch"], shares, labels=[f"{turn} turns" for turn in turns], colors=colours, alpha=0.85)
-    axis.legend(loc="lower right", fontsize=8)
+    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     axis.set_ylim(0, 1)
     axis.set_title("Turns that episodes take")
 

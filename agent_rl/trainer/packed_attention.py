@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "packed_segments"
 
@@ -34,5 +32,8 @@ def packed_attention(
 
 def register() -> None:
     """Make the attention known to transformers; the mask interface returns None so that no [T, T] mask is built."""
+    from transformers import AttentionInterface  # heavy
+    from transformers.masking_utils import AttentionMaskInterface
+
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)

@@ -1,11 +1,14 @@
 """What the Ray training actor is."""
 
+import shutil
 from pathlib import Path
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Trajectory
 from agent_rl.trainer.base import TrainEngine, TrainResult
+
+_FULL_BYTES = 32 << 20
 
 
 class TrainWorker:
@@ -26,7 +29,14 @@ class TrainWorker:
         self.engine.publish(Path(path))
 
     def save(self, directory: str) -> None:
-        self.engine.save(Path(directory))
+        """Raises `OSError` where the disk is full: what torch says of that does not name it."""
+        try:
+            self.engine.save(Path(directory))
+        except Exception as error:
+            if shutil.disk_usage(Path(directory).parent).free > _FULL_BYTES:
+                raise
+            message = f"the disk of {directory} is full, so the checkpoint was not written; free some space"
+            raise OSError(message) from error
 
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))

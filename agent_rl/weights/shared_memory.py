@@ -1,5 +1,6 @@
 """Weights through memory that the processes of one machine share, as safetensors files."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Literal
 from agent_rl.registry import PartBase, PartConfig
 
 _MEMORY = Path("/dev/shm")
+_PREFIX = "agent-rl-weights-"
 
 
 class SharedMemory(PartBase):
@@ -17,8 +19,9 @@ class SharedMemory(PartBase):
         type: Literal["shared_memory"] = "shared_memory"
 
     def __init__(self, config: Config) -> None:
-        parent = _MEMORY if _MEMORY.is_dir() else None
-        self._folder = Path(tempfile.mkdtemp(prefix="agent-rl-weights-", dir=parent))
+        parent = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+        _sweep(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
 
     def path(self, policy_version: int) -> Path:
         return self._folder / f"{policy_version}.safetensors"
@@ -28,3 +31,11 @@ class SharedMemory(PartBase):
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what runs left that were killed: folders of processes that are no more."""
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        process_id = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if process_id.isdigit() and not Path(f"/proc/{process_id}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

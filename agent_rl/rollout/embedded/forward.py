@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM
 
 from agent_rl.rollout.embedded.kv_cache import KVCache, Step
 from agent_rl.rollout.embedded.qwen3 import Qwen3Forward, supports
@@ -22,6 +21,8 @@ def load_model(path: str, dtype: str, max_tokens: int) -> Any:
     torch_dtype = getattr(torch, dtype, None)
     if torch_dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
+    from transformers import AttentionInterface, AutoModelForCausalLM  # heavy, and a config needs this file too
+
     AttentionInterface.register(_ATTENTION, _slot_attention)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype, attn_implementation=_ATTENTION).eval()
     _check_context(model.config, max_tokens)
