@@ -27,7 +27,7 @@ def run(objective, ratios, advantages, mu=MU, **given):
     )
 
 
-def close(tensor, want):
+def assert_close(tensor, want):
     torch.testing.assert_close(tensor, torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-15)
 
 
@@ -36,42 +36,42 @@ def test_cispo():
     clip = {"type": "ppo", "eps_low": 0.2, "eps_high": 0.28}
     found = run({"surrogate": "cispo", "clip": clip, "aggregate": "token_mean"}, [[0.5, 1.0, 2.0]], -3.0)
     weights = [0.8, 1.0, 1.28]
-    close(found.objective, [[w * -3 * (MU + LOG(r)) for w, r in zip(weights, [0.5, 1, 2], strict=True)]])
-    close(found.grad_logprobs, [[3 * w / 3 for w in weights]])
+    assert_close(found.objective, [[w * -3 * (MU + LOG(r)) for w, r in zip(weights, [0.5, 1, 2], strict=True)]])
+    assert_close(found.grad_logprobs, [[3 * w / 3 for w in weights]])
     assert found.clipped.tolist() == [[True, False, True]]
 
 
 def test_cispo_without_a_low_bound():
     found = run({"surrogate": "cispo", "clip": {"type": "ppo", "eps_low": 1.0}}, [[0.01]], 2.0)
-    close(found.grad_logprobs, [[-0.02]])
+    assert_close(found.grad_logprobs, [[-0.02]])
 
 
 def test_up():
     """A > 0: value A, gradient -A / n even at r = 3. A < 0: r A, and nothing below 1 - eps."""
     objective = {"surrogate": "up", "aggregate": "token_mean"}
     found = run(objective, [[3.0, 0.5]], 2.0)
-    close(found.objective, [[2.0, 2.0]])
-    close(found.grad_logprobs, [[-1.0, -1.0]])
+    assert_close(found.objective, [[2.0, 2.0]])
+    assert_close(found.grad_logprobs, [[-1.0, -1.0]])
     found = run(objective, [[3.0, 0.9, 0.5]], -2.0)
-    close(found.objective, [[-6.0, -1.8, -1.6]])
-    close(found.grad_logprobs, [[2.0, 0.6, 0.0]])
+    assert_close(found.objective, [[-6.0, -1.8, -1.6]])
+    assert_close(found.grad_logprobs, [[2.0, 0.6, 0.0]])
     assert found.clipped.tolist() == [[False, False, True]]
 
 
 def test_up_on_the_sequence_ratio():
     """d = log 4, 0 has mean log 2: the gradient is that of A log rho, spread over its two tokens."""
     found = run({"surrogate": "up", "ratio": {"level": "sequence"}}, [[4.0, 1.0]], 2.0)
-    close(found.objective, [[2.0, 2.0]])
-    close(found.grad_logprobs, [[-1.0, -1.0]])
+    assert_close(found.objective, [[2.0, 2.0]])
+    assert_close(found.grad_logprobs, [[-1.0, -1.0]])
 
 
 def test_policy_gradient():
     plain = {"surrogate": "policy_gradient", "clip": "none", "aggregate": "token_mean"}
     found = run(plain, [[4.0, 0.5]], 3.0)
-    close(found.objective, [[3 * (MU + LOG(4)), 3 * (MU + LOG(0.5))]])
-    close(found.grad_logprobs, [[-1.5, -1.5]])
+    assert_close(found.objective, [[3 * (MU + LOG(4)), 3 * (MU + LOG(0.5))]])
+    assert_close(found.grad_logprobs, [[-1.5, -1.5]])
     found = run(plain | {"surrogate": {"type": "policy_gradient", "cap": 2.0}}, [[4.0, 0.5]], 3.0)
-    close(found.grad_logprobs, [[-3.0, -0.75]])
+    assert_close(found.grad_logprobs, [[-3.0, -0.75]])
     assert found.clipped.tolist() == [[True, False]]
     assert not found.newly_clipped.any()
 
@@ -79,8 +79,8 @@ def test_policy_gradient():
 def test_spo_turns_back_beyond_its_radius():
     """r A - |A| (r - 1)^2 / 0.4 has slope A - |A| (r - 1) / 0.2 in r: 0 at 1.2, below 0 beyond it."""
     found = run({"surrogate": "spo", "clip": "none"}, [[1.2], [1.4], [0.8]], [[1.0], [1.0], [-1.0]])
-    close(found.objective, [[1.2 - 0.04 / 0.4], [1.4 - 0.16 / 0.4], [-0.8 - 0.04 / 0.4]])
-    close(found.grad_logprobs, [[0.0], [1.4 / 3], [0.0]])
+    assert_close(found.objective, [[1.2 - 0.04 / 0.4], [1.4 - 0.16 / 0.4], [-0.8 - 0.04 / 0.4]])
+    assert_close(found.grad_logprobs, [[0.0], [1.4 / 3], [0.0]])
 
 
 def test_dppo_kl():
@@ -147,7 +147,7 @@ def test_the_veto_removes_the_whole_response():
     gate = {"type": "sequence_mask", "low": 0, "high": 100.0}
     found = run({"gates": [gate], "clip": "none"}, [[0.99e-4, 2.0], [1.01e-4, 2.0]], 1.0)
     assert found.weight.tolist() == [[0, 0], [1, 1]]
-    close(found.grad_logprobs, [[0.0, 0.0], [-1.01e-4 / 4, -0.5]])
+    assert_close(found.grad_logprobs, [[0.0, 0.0], [-1.01e-4 / 4, -0.5]])
 
 
 def test_a_dropped_token_cannot_spoil_the_gradient():
@@ -174,7 +174,7 @@ def test_gates_multiply():
     gates = ["icepop", {"type": "kpop", "phi": 0.05}]
     objective = {"ratio": {"denominator": "proximal"}, "gates": gates}
     found = evaluate(objective, advantages=[[1.0] * 3], loss_mask=[[1] * 3], **given)
-    close(found.weight, [[0.0, 0.0, 1.1]])
+    assert_close(found.weight, [[0.0, 0.0, 1.1]])
     assert found.loss == pytest.approx(-1.1 / 3)
     assert found.metrics["gate_weight"] == pytest.approx(1.1 / 3)
 
@@ -185,7 +185,7 @@ def test_tis_is_a_token_weight_on_the_sequence_term():
     given = {"logprobs": proximal, "behavior_logprobs": mu, "proximal_logprobs": proximal}
     objective = {"ratio": {"level": "sequence", "denominator": "proximal"}, "gates": ["tis"]}
     found = evaluate(objective, advantages=[[1.0] * 2], loss_mask=[[1] * 2], **given)
-    close(found.objective, [[2.0, 0.5]])
+    assert_close(found.objective, [[2.0, 0.5]])
 
 
 def test_sequence_sum():
@@ -193,7 +193,7 @@ def test_sequence_sum():
     objective = {"aggregate": "sequence_sum", "sequence_length": 8}
     found = run(objective, [[1.1, 1.0, 0.9], [1.0, 1.0, 1.0]], 1.0, loss_mask=[[1, 1, 1], [1, 0, 0]])
     assert found.loss == pytest.approx(-(3.0 + 1.0) / (2 * 8))
-    close(found.grad_logprobs, [[-1.1 / 16, -1 / 16, -0.9 / 16], [-1 / 16, 0, 0]])
+    assert_close(found.grad_logprobs, [[-1.1 / 16, -1 / 16, -0.9 / 16], [-1 / 16, 0, 0]])
 
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 5.0, 5.0, 2.0]), torch.tensor([3, 3, 3, 1, 1, 1])
