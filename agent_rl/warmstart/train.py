@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from agent_rl.warmstart.config import StageConfig, WarmstartConfig
 from agent_rl.warmstart.tokenizer import build_tokenizer
@@ -45,6 +46,7 @@ def run(config: WarmstartConfig, on_progress: Callable[[Progress], None]) -> Non
             on_progress(progress)
     finally:
         torch.set_num_threads(threads)
+    disable_progress_bar()  # transformers' own, beneath the one of the command
     model.save_pretrained(config.output)
     tokenizer.save_pretrained(config.output)
 
