@@ -102,6 +102,13 @@ MISMATCH = pa.schema(
                 "clip_fraction",
                 "kept_size",
                 "lag_mean",
+                "q_bucket",
+                "q_hat",
+                "q",
+                "fallback",
+                "num_responses",
+                "eps_eff_low",
+                "eps_eff_high",
             )
         ),
     ]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.objective.diagnostics import StepTokens, mismatch_table
-from agent_rl.objective.loss import LossOutput
+from agent_rl.objective.loss import LossOutput, StepContext
+from agent_rl.objective.metrics import turn_rows
 from agent_rl.objective.token_batch import TokenBatch
 
 
@@ -35,6 +36,15 @@ def step_tokens(
         kept_sizes=torch.cat([b.active.kept_sizes for b in batches]),
         lag=policy_version - gather([b.policy_versions for b in batches]),
     )
+
+
+def reference_rows(
+    batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], step: StepContext
+) -> list[dict[str, Any]]:
+    """Rows of mismatch.parquet with `part` reference: what a turn-conditioned clip compared each turn with."""
+    rows = [dict(row) for row in turn_rows(batches, outputs, step)]
+    nowhere = {"part": "reference", "scope": "turn", "lag": -1, "num_turns": -1}
+    return [{**nowhere, "turn": row.pop("bucket"), **row, "fallback": float(row["fallback"])} for row in rows]
 
 
 def _num_turns(batch: TokenBatch) -> Tensor:

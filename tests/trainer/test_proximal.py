@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_rl import facts
 from agent_rl.config import model_directory
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import method
@@ -94,3 +95,17 @@ def test_objectives_that_need_them_get_them_always_and_after_a_checkpoint(tmp_pa
     assert first.metrics["loss"] == second.metrics["loss"]
     assert first.proximal_logprobs is not None
     assert all(values is not None for values in first.proximal_logprobs)
+
+
+def test_a_turn_conditioned_clip_records_what_it_compared_each_turn_with(tmp_path: Path) -> None:
+    turns = {"mode": "min", "min_tokens": 2, "min_responses": 1}
+    trainer = engine(ObjectiveConfig(clip={"type": "sat", "turns": turns}))
+    trainer.train(episodes(), 0)
+    found = trainer.train(episodes(), 1)
+    rows = {row["turn"]: row for row in found.mismatch if row["part"] == "reference"}
+    per_turn = {row["turn"]: row["n"] for row in found.mismatch if (row["part"], row["scope"]) == ("total", "turn")}
+    assert {turn: row["n"] for turn, row in rows.items()} == per_turn
+    assert all(row["q"] <= found.metrics["q_supported"] + 1e-9 for row in rows.values())
+    assert {row["fallback"] for row in rows.values()} == {0.0}
+    facts.write_part(tmp_path / "m.parquet", 0, [{"step": 0, **row} for row in found.mismatch], facts.MISMATCH)
+    assert len(facts.read_part(tmp_path / "m.parquet", 0)) == len(found.mismatch)

@@ -23,7 +23,7 @@ from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
-from agent_rl.trainer.mismatch import mismatch_rows, step_tokens
+from agent_rl.trainer.mismatch import mismatch_rows, reference_rows, step_tokens
 from agent_rl.trainer.model import load_model, weights_of
 from agent_rl.trainer.packing import check_lengths, pack, split, unpack
 from agent_rl.trainer.snapshots import Snapshots
@@ -119,6 +119,7 @@ class TorchEngine(PartBase):
             metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
             mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
+            mismatch += reference_rows(batches, outputs, step)
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
         metrics["train_s"] = time.monotonic() - started
