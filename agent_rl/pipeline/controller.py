@@ -159,7 +159,8 @@ class Controller:
         if not every or (self.step % every and self.step != self.config.num_steps):
             return {}
         started = time.monotonic()
-        self._serve(self.step)
+        if self.served != self.step:
+            self._serve(self.step)
         figures = evaluate(self.config, self.stages.eval_prompts, self.stages.workers, self._wait)
         if self.served != self.step:
             self._serve(self.served)
