@@ -7,6 +7,7 @@ import typer
 from agent_rl.commands.analyze import analyze
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
+from agent_rl.commands.sweep import sweep
 from agent_rl.commands.train import train
 from agent_rl.commands.warmstart import warmstart
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command(name="eval")(evaluate)
+app.command()(sweep)
 app.command()(analyze)
 app.command()(replay)
 app.command()(warmstart)
