@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -70,7 +71,7 @@ def measure(command: list[str], server: ToolServer) -> list[dict[str, float]]:
     if process.returncode:
         raise SystemExit(f"this arm ended with exit code {process.returncode}: {' '.join(command)}")
     marks = marks[WARM_UP - 1 : -1]  # the last step of the asynchronous arm generates nothing
-    steps = zip(marks, marks[1:], strict=False)
+    steps = pairwise(marks)
     return [{key: after[key] - before[key] for key in after} for before, after in steps]
 
 
