@@ -37,7 +37,7 @@ class _Experts:
         flat = experts.flatten()
         order = flat.argsort(stable=True)
         rows = order // experts.shape[1]
-        parts = normed[rows].split(torch.bincount(flat, minlength=len(self._down)).tolist())
+        parts = torch.split(normed[rows], torch.bincount(flat, minlength=len(self._down)).tolist())
         work = zip(parts, self._gate_up, self._down, strict=True)
         outputs = torch.cat([F.linear(_activate(part, up), down) for part, up, down in work if len(part)])
         return hidden.index_add(0, rows, outputs * weights.flatten()[order, None])

@@ -30,7 +30,7 @@ class RoutingTable:
     @property
     def supported(self) -> bool:
         """Whether the model has routers that this table knows."""
-        return self._experts.shape[2] > 0
+        return bool(self._experts.shape[2])
 
     def _keep(self, layer: int) -> Callable[[Any, Any, tuple[Tensor, Tensor, Tensor]], None]:
         def hook(_module: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
