@@ -51,6 +51,7 @@ class EpisodeParts:
     tool_format: ToolFormat
     reward: Reward
     make_tools: Callable[[], dict[str, Tool]]
+    routing_replay: bool = False
 
 
 async def no_wait() -> None:
@@ -92,8 +93,11 @@ async def _drive(
         else:
             await before_turn()
             generating = time.monotonic()
-            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params)
+            routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
+            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params, routed_from)
             generated = time.monotonic()
+            if routed_from is not None and completion.routed_experts is None:
+                raise ValueError("routing_replay is true, but the engine reported no routing; choose another engine")
             builder.append(completion.token_ids, turn_id, completion)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
