@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from agent_rl import registry
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.controller import Controller, Stages, wait_for
-from agent_rl.pipeline.evaluation import evaluate
+from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
@@ -172,10 +171,11 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def evaluate_model(config: RunConfig) -> dict[str, float]:
-    """avg@k and pass@k of `model.path` on the config's held-out prompts, through the whole rollout."""
-
+def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
+    """Evaluate `model.path` on the config's held-out prompts, through the whole rollout, as `policy_version`."""
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        wait = partial(wait_for, check_tool_server=server.check)
-        return evaluate(config, prompts, start_workers(config, server, waves=False), wait)
+        workers = start_workers(config, server, waves=False)
+        results = wait_for(start_evaluation(config, prompts, workers), server.check)
+        close_workers(workers)
+    return collect_evaluation(config, policy_version, results)
