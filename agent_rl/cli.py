@@ -5,6 +5,8 @@ import sys
 import typer
 
 from agent_rl.commands.analyze import analyze
+from agent_rl.commands.compare import compare
+from agent_rl.commands.data import data
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.train import train
@@ -19,9 +21,11 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command(name="eval")(evaluate)
+app.command()(compare)
 app.command()(analyze)
 app.command()(replay)
 app.command()(warmstart)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

@@ -95,7 +95,9 @@ class EvalConfig(Settings):
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains", "split": "heldout"}, validate_default=True)
     """Where held-out prompts come from: a file of `agent_rl/data/sources/`."""
     num_prompts: int = Field(128, ge=1)
-    """The first so many prompts, the same at every evaluation."""
+    """The first so many prompts, the same at every evaluation; of a source that has fewer, each one once."""
+    allow_overlap: bool = False
+    """Start a run although some of these prompts are trained on as well."""
     num_samples: int = Field(1, ge=1)
     """Episodes a prompt: avg@k, pass@k and maj@k are over these."""
     sampling: EvalSamplingConfig | None = None
@@ -224,12 +226,16 @@ def model_directory(path: str) -> Path:
     return Path(path)
 
 
-def load(path: Path, overrides: list[str] | None = None, method: str | None = None) -> RunConfig:
-    """Read a run's config, lay a method over its objective, then apply the overrides.
+def load(
+    path: Path, overrides: list[str] | None = None, method: str | None = None, overlays: list[Path] | None = None
+) -> RunConfig:
+    """Read a run's config, lay further files and a method's objective over it, then apply the overrides.
 
     Raises `ValueError` with one sentence a problem.
     """
     mapping = read_yaml(path)
+    for overlay in overlays or []:
+        mapping = merge(mapping, read_yaml(overlay))
     if method is not None:
         mapping = lay_over(mapping, method)
     for override in overrides or []:
@@ -249,6 +255,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(mapping, dict):
         raise ValueError(f"{path} must hold a mapping of config keys")
     return mapping
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `over`: mappings are merged, but a part (a mapping with a `type`) is replaced whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, dict) and isinstance(below, dict) and "type" not in value
+        merged[key] = merge(below, value) if both else value
+    return merged
 
 
 def apply_override(mapping: dict[str, Any], override: str) -> None:

@@ -14,6 +14,7 @@ import ray
 
 from agent_rl import registry
 from agent_rl.config import RunConfig
+from agent_rl.data.check import check_overlap, prompts_of
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.controller import Controller, Stages, wait_for
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
@@ -46,7 +47,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     state = RunState.load(checkpoint) if checkpoint else RunState()
     schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
     schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
-    prompts = build_prompts(config)
+    prompts = checked_prompts(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
@@ -89,6 +90,19 @@ def build_prompts(config: RunConfig) -> Prompts:
     """The training and the held-out prompts; built before anything is started, since a file may be missing."""
     sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
     return sources[0], sources[1]
+
+
+def checked_prompts(config: RunConfig) -> Prompts:
+    """`build_prompts` of a run that trains. Raises `ValueError` if a held-out problem is seen among those trained on."""
+    train, heldout = build_prompts(config)
+    if config.eval.every and not config.eval.allow_overlap:
+        found = check_overlap(prompts_of(train)[0], prompts_of(heldout, config.eval.num_prompts)[0])
+        if found.level == "error":
+            raise ValueError(
+                f"{found.count} of {found.total} held-out prompts are trained on as well, {found.detail}; "
+                "`agent-rl data check` shows more, and eval.allow_overlap=true starts all the same"
+            )
+    return train, heldout
 
 
 @contextlib.contextmanager

@@ -17,11 +17,12 @@ def evaluate(
     target: Annotated[Path, typer.Argument(help="A run (its newest checkpoint is taken), a checkpoint or a model")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides such as eval.num_samples=8")] = None,
     config: Annotated[Path | None, typer.Option(help="Config to evaluate with; default: the run's own")] = None,
+    overlay: Annotated[list[Path] | None, typer.Option(help="File whose keys are laid over the config's")] = None,
     output: Annotated[Path | None, typer.Option(help="New directory for the results; default: in the run")] = None,
 ) -> None:
     """Score a policy on held-out prompts: avg@k, pass@k and maj@k, with bootstrap intervals over problems."""
     with one_sentence_errors():
-        chosen = _choose(target, overrides or [], config)
+        chosen = _choose(target, overrides or [], config, overlay or [])
         if output is not None and output.exists():
             raise ValueError(f"{output} exists already; name a new directory, or remove it")
         from agent_rl.evaluation_record import write_record
@@ -50,7 +51,7 @@ class _Choice:
     folder: Path
 
 
-def _choose(target: Path, overrides: list[str], config: Path | None) -> _Choice:
+def _choose(target: Path, overrides: list[str], config: Path | None, overlays: list[Path]) -> _Choice:
     from agent_rl.config import load
     from agent_rl.pipeline.state import FILE, RunState
     from agent_rl.run import newest_checkpoint
@@ -62,7 +63,7 @@ def _choose(target: Path, overrides: list[str], config: Path | None) -> _Choice:
     is_checkpoint = (model / FILE).is_file() and (run / "config.yaml").is_file()
     if config is None and not is_checkpoint:
         raise ValueError(f"{target} is no run; say with --config which prompts, tools and sampling to evaluate with")
-    chosen = load(config or run / "config.yaml", [*overrides, f"model.path={model}"])
+    chosen = load(config or run / "config.yaml", [*overrides, f"model.path={model}"], overlays=overlays)
     version = RunState.load(model).step if is_checkpoint else 0
     return _Choice(chosen, model, version, (run if is_checkpoint else Path("runs")) / "evaluations")
 

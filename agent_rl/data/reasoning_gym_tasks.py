@@ -18,7 +18,7 @@ REFUSED = {
     "string_insertion": _EVALUATES,
     "coin_flip": "can be made to compute for ever by an answer such as 1e999999999",
     "complex_arithmetic": "accepts nan for any answer",
-    "game_of_life_halting": "accepts any answer to half of its entries",
+    "game_of_life_halting": "accepts every answer",
     "list_functions": "judges entries that differ from one drawing to the next",
 }
 """What the verifiers of these tasks do, as of reasoning-gym 0.1.25: none can be trusted with a policy's answers."""

@@ -1,6 +1,6 @@
 """Held-out evaluation through the same workers, episodes and scorer as training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,10 @@ def start_evaluation(config: RunConfig, prompts: PromptSource, workers: list[Any
     The seeds are the same at every evaluation of a run, so two versions differ by their weights alone.
     """
     samples = config.eval.num_samples
+    size = len(prompts) if isinstance(prompts, Sized) else config.eval.num_prompts
     tasks = [
         EpisodeTask(prompt, index, index * samples + sample, config.seed, "eval", sampling=config.eval.sampling)
-        for index in range(config.eval.num_prompts)
+        for index in range(min(size, config.eval.num_prompts))
         for prompt in [prompts.prompt(index)]
         for sample in range(samples)
     ]
