@@ -93,7 +93,7 @@ def build_prompts(config: RunConfig) -> Prompts:
 
 
 def checked_prompts(config: RunConfig) -> Prompts:
-    """`build_prompts` of a run that trains. Raises `ValueError` if a held-out problem is seen among those trained on."""
+    """`build_prompts` for training. Raises `ValueError` if a held-out problem is seen among those trained on."""
     train, heldout = build_prompts(config)
     if config.eval.every and not config.eval.allow_overlap:
         found = check_overlap(prompts_of(train)[0], prompts_of(heldout, config.eval.num_prompts)[0])

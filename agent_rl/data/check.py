@@ -49,7 +49,7 @@ def check_prompts(name: str, prompts: Sequence[Prompt], whole: bool, lengths: Le
     """Counts, duplicates and, with `lengths`, prompts that leave no room in the budget or hold unknown tokens."""
     total = len(prompts)
     count = "every prompt was looked at" if whole else f"only the first {total} were looked at: the source has no end"
-    found = [Finding("ok", name, "prompts", total, total, count), _duplicates(name, prompts, whole)]
+    found = [Finding("ok", name, "prompts", total, total, count), _duplicates(name, prompts)]
     if lengths is not None:
         measured = [lengths.measure(prompt) for prompt in prompts]
         longest = max(tokens for tokens, _ in measured)
@@ -57,9 +57,7 @@ def check_prompts(name: str, prompts: Sequence[Prompt], whole: bool, lengths: Le
         detail = f"longest prompt: {longest} of rollout.max_episode_tokens {lengths.budget}"
         found.append(_share(name, "prompt over the budget", long, prompts, detail))
         strange = [i for i, (_, unknown) in enumerate(measured) if unknown]
-        found.append(
-            _share(name, "text the tokenizer does not know", strange, prompts, "the model sees its unknown token")
-        )
+        found.append(_share(name, "text the tokenizer does not know", strange, prompts, "it is lost on the model"))
     return found
 
 
@@ -85,7 +83,7 @@ def problem_texts(prompts: Sequence[Prompt]) -> list[str]:
     return ["\n".join(kept or paragraphs) for kept, paragraphs in zip(own, split, strict=True)]
 
 
-def _duplicates(name: str, prompts: Sequence[Prompt], whole: bool) -> Finding:
+def _duplicates(name: str, prompts: Sequence[Prompt]) -> Finding:
     texts = problem_texts(prompts)
     answers: dict[str, set[str]] = {}
     for text, prompt in zip(texts, prompts, strict=True):
@@ -95,7 +93,7 @@ def _duplicates(name: str, prompts: Sequence[Prompt], whole: bool) -> Finding:
         example = _excerpt(prompts[texts.index(torn[0])])
         detail = f"of these, {len(torn)} problems have several answers, such as {example}"
     else:
-        detail = "`deduplicate: true` keeps one of each" if whole else "the source drew them again"
+        detail = "in files, `deduplicate: true` keeps one of each; a generator draws again what it drew before"
     repeated = len(prompts) - len(answers)
     return Finding("warning" if repeated else "ok", name, "duplicates", repeated, len(prompts), detail)
 
