@@ -115,6 +115,17 @@ def test_no_task_that_is_allowed_evaluates_an_answer() -> None:
     assert {name for name, reason in REFUSED.items() if "as code" in reason} <= found
 
 
+def test_sums_and_products_as_chains() -> None:
+    params = {"min_terms": 2, "max_terms": 3}
+    tasks = ({"name": name, "as_chain": True, "params": params} for name in ("chain_sum", "products"))
+    for prompt in map(source(*tasks, instruction="").prompt, range(40)):
+        text = prompt.messages[0]["content"]
+        assert re.fullmatch(r"s\d+( [*+-]\d+){1,2}", text)
+        assert eval(text.removeprefix("s")) == int(prompt.answer)
+    with pytest.raises(ValueError, match="as_chain needs sums or products"):
+        source({**GCD, "as_chain": True}).prompt(0)
+
+
 def test_a_list_of_entries_wraps() -> None:
     assert entry("word_ladder", {"size": 5}, 7) == entry("word_ladder", {"size": 5}, 2)
 
@@ -123,7 +134,7 @@ def test_the_ready_config_is_readable_to_the_tiny_model() -> None:
     config = load(QUICKSTART.parent / "reasoning_gym.yaml")
     train = ReasoningGymSource(config.prompts, config.seed)
     renderer = Renderer(QUICKSTART.parent.parent / "agent_rl" / "assets" / "tiny-qwen3")
-    assert {train.prompt(i).tags["task"] for i in range(40)} == {"chain_sum", "gcd"}
+    assert {train.prompt(i).tags["task"] for i in range(40)} == {"chain_sum", "products"}
     for prompt in map(train.prompt, range(100)):
         ids = renderer.prompt(prompt.messages)
         assert renderer.tokenizer.unk_token_id not in ids.tolist()

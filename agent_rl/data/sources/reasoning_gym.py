@@ -1,6 +1,7 @@
 """Procedural problems of reasoning-gym, by task name and weight. The reward of the same name scores them."""
 
 import random
+import re
 from typing import Any
 
 from pydantic import Field
@@ -19,6 +20,9 @@ class Task(Settings):
     """Its share of the prompts, relative to the other weights."""
     params: dict[str, Any] = {}  # noqa: RUF012
     """Keys of the task's own config, such as `{min_terms: 2, max_digits: 1}`."""
+    as_chain: bool = False
+    """Write the entry's arithmetic expression alone, as the built-in chains are written (`s37 +19 -5`): for the tiny
+    model, which reads nothing else. Of sums or of products only: a chain is worked from left to right."""
 
 
 class ReasoningGymSource(GeneratedSource):
@@ -44,5 +48,14 @@ class ReasoningGymSource(GeneratedSource):
         task = rng.choices(self.config.tasks, [task.weight for task in self.config.tasks])[0]
         number = rng.getrandbits(31)
         problem = entry(task.name, task.params, number)
-        text = f"{problem['question']}\n\n{self.config.instruction}" if self.config.instruction else problem["question"]
+        question = _chain(problem) if task.as_chain else problem["question"]
+        text = f"{question}\n\n{self.config.instruction}" if self.config.instruction else question
         return Problem(text, str(problem["answer"]), {"task": task.name, "entry": number, "params": task.params})
+
+
+def _chain(problem: dict[str, Any]) -> str:
+    """`37 + 19 - 5` as `s37 +19 -5`. Raises `ValueError` for an entry that is no such expression."""
+    expression = str(problem["metadata"].get("expression", ""))
+    if not re.fullmatch(r"\d+(( [+-] \d+)*|( \* \d+)*)", expression):
+        raise ValueError(f"as_chain needs sums or products of whole numbers, got {problem['question']!r}")
+    return "s" + re.sub(r" ([*+-]) ", r" \1", expression)
