@@ -9,6 +9,7 @@ from agent_rl.commands.compare import compare
 from agent_rl.commands.data import data
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
+from agent_rl.commands.sweep import sweep
 from agent_rl.commands.train import train
 from agent_rl.commands.warmstart import warmstart
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(compare)
+app.command()(sweep)
 app.command()(analyze)
 app.command()(replay)
 app.command()(warmstart)

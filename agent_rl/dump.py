@@ -58,7 +58,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from None
     absent = [name for name in (*SCALARS, *LISTS) if name not in table.columns]
     if absent:
-        raise ValueError(f"{path} lacks the columns {', '.join(absent)}; the README lists what each holds")
+        raise ValueError(f"{path} lacks the columns {', '.join(absent)}; docs/replay.md says what each holds")
     if table.is_empty():
         raise ValueError(f"{path} has no row; it needs one a trajectory")
     rows = table.select(name for name in (*SCALARS, *LISTS, *OPTIONAL) if name in table.columns).to_dicts()

@@ -1,11 +1,9 @@
-"""Mismatch between what was sampled from and what is trained, overall and per turn; collapse."""
+"""Mismatch between what was sampled from and what is trained, overall and per turn."""
 
 import bisect
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import torch
@@ -130,32 +128,3 @@ def _pearson(x: Tensor, y: Tensor) -> float:
 def kl_bin(k3: float) -> int:
     """The bin, 1 to 4, of an optimizer step whose batch has this k3; boundary values belong to the lower bin."""
     return 1 + bisect.bisect_left(KL_BIN_EDGES, k3)
-
-
-def collapse_index(scores: Sequence[float]) -> int | None:
-    """The index of the eval at which a run collapsed, or None.
-
-    The first of at least 3 consecutive scores <= 0.6 of the best so far, none of the later ones >= 0.8 of it; a
-    NaN counts as low.
-    """
-    best = -math.inf
-    for i, score in enumerate(scores):
-        run = scores[i : i + 3]
-        low = len(run) == 3 and all(math.isnan(s) or s <= 0.6 * best for s in run)
-        if low and best > 0 and not any(s >= 0.8 * best for s in scores[i + 3 :]):
-            return i
-        best = best if math.isnan(score) else max(best, score)
-    return None
-
-
-def mismatch_collapse_index(mean_abs_d: Sequence[float], window: int = 50) -> int | None:
-    """The first of 10 consecutive steps whose mean|d| is above 5x the median of the `window` steps before it.
-
-    The median is the one before the excursion: the excursion itself does not raise it. A NaN counts as above.
-    None if there is no such step, or none with any step before it.
-    """
-    for start in range(1, len(mean_abs_d) - 9):
-        before = [x for x in mean_abs_d[max(0, start - window) : start] if not math.isnan(x)]
-        if before and all(not x <= 5 * median(before) for x in mean_abs_d[start : start + 10]):
-            return start
-    return None

@@ -7,12 +7,11 @@ import pytest
 import torch
 from golden_cases import DTYPES, array, assert_close, cases, tensor
 
+from agent_rl.analysis.collapse import collapse_index, mismatch_collapse_index
 from agent_rl.analysis.scores import avg_at_n
 from agent_rl.objective.diagnostics import (
     StepTokens,
-    collapse_index,
     kl_bin,
-    mismatch_collapse_index,
     mismatch_table,
 )
 

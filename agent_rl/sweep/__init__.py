@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one config that differ in a few keys and in their seed."""
