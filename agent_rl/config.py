@@ -64,7 +64,7 @@ class RolloutConfig(Settings):
     max_attempts: int = Field(3, ge=1)
     """How often an episode is issued, the first time included, when the infrastructure fails under it."""
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn, in training and in evaluation."""
+    """How tokens are drawn in training, and in evaluation unless `eval.sampling` says otherwise."""
     engine: Annotated[Any, PartKind("engine")] = Field({"type": "embedded"}, validate_default=True)
     """What samples: a file of `agent_rl/rollout/engines/`."""
     tool_format: Annotated[Any, PartKind("tool_format")] = Field({"type": "hermes"}, validate_default=True)
@@ -84,15 +84,26 @@ class SandboxConfig(Settings):
     """How long a run waits for a tool server that has gone before it stops with a message."""
 
 
+class EvalSamplingConfig(SamplingConfig):
+    """How evaluation episodes are sampled."""
+
+    temperature: float = Field(1.0, ge=0)
+    """Logits are divided by this; 0 is greedy."""
+
+
 class EvalConfig(Settings):
-    """Held-out evaluation with the training sampler and the same scorer for every arm."""
+    """Held-out evaluation: the same prompts, sampler, budget, tools and scorer for every policy."""
 
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains", "split": "heldout"}, validate_default=True)
     """Where held-out prompts come from: a file of `agent_rl/data/sources/`."""
     num_prompts: int = Field(128, ge=1)
-    """The first so many prompts, the same at every evaluation."""
+    """The first so many prompts, the same at every evaluation; of a source that has fewer, each one once."""
+    allow_overlap: bool = False
+    """Start a run although some of these prompts are trained on as well."""
     num_samples: int = Field(1, ge=1)
-    """Episodes a prompt: avg@k and pass@k are over these."""
+    """Episodes a prompt: avg@k, pass@k and maj@k are over these."""
+    sampling: EvalSamplingConfig | None = None
+    """How tokens are drawn in evaluation; null draws them as in training."""
     every: int = Field(5, ge=0)
     """Optimizer steps between evaluations; 0 never evaluates. The last step is always evaluated otherwise."""
 
@@ -104,6 +115,9 @@ class BatchConfig(Settings):
     """Prompts a step."""
     group_size: int = Field(8, ge=1)
     """Episodes a prompt; group advantages need at least 2."""
+    max_replacements: int = Field(0, ge=0)
+    """Dynamic sampling: groups whose outcomes are all the same are not trained on, and up to so many further prompts a
+    batch take their place, sampled with the same weights; 0 trains on every group."""
 
 
 class ModelConfig(Settings):
@@ -235,12 +249,16 @@ def model_directory(path: str) -> Path:
     return Path(path)
 
 
-def load(path: Path, overrides: list[str] | None = None, method: str | None = None) -> RunConfig:
-    """Read a run's config, lay a method over its objective, then apply the overrides.
+def load(
+    path: Path, overrides: list[str] | None = None, method: str | None = None, overlays: list[Path] | None = None
+) -> RunConfig:
+    """Read a run's config, lay further files and a method's objective over it, then apply the overrides.
 
     Raises `ValueError` with one sentence a problem.
     """
     mapping = read_yaml(path)
+    for overlay in overlays or []:
+        mapping = merge(mapping, read_yaml(overlay))
     if method is not None:
         mapping = lay_over(mapping, method)
     for override in overrides or []:
@@ -260,6 +278,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(mapping, dict):
         raise ValueError(f"{path} must hold a mapping of config keys")
     return mapping
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `over`: mappings are merged, but a part (a mapping with a `type`) is replaced whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and "type" not in value:
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def apply_override(mapping: dict[str, Any], override: str) -> None:

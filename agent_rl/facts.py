@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_rl.records import Episode, SamplingMask, SamplingParams, ShortArray, StopReason, Trajectory
+from agent_rl.records import Episode, Prompt, SamplingMask, SamplingParams, ShortArray, StopReason, Trajectory
 
 _TOOL_TURN = pa.struct(
     [
@@ -58,6 +58,32 @@ ROLLOUT_FACTS = pa.schema(
         ("routed_k", pa.int32()),
     ]
 )
+
+EVALUATION = pa.schema(
+    [
+        ("policy_version", pa.int32()),
+        ("problem", pa.int64()),
+        ("sample", pa.int32()),
+        ("messages", pa.string()),
+        ("answer", pa.string()),
+        ("tags", pa.string()),
+        ("final_text", pa.string()),
+        ("final_answer", pa.string()),
+        ("outcome", pa.float64()),
+        ("reward", pa.float64()),
+        ("reward_parts", pa.string()),
+        ("stop_reason", pa.string()),
+        ("num_turns", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("num_sampled", pa.int32()),
+        ("failure", pa.string()),
+    ]
+)
+"""One row for each problem × sample of an evaluation. `policy_version`: optimizer steps behind the weights that were
+sampled, 0 for a model that no run trained. `problem`: place in the held-out prompts. `messages`, `tags` and
+`reward_parts` are JSON. `final_text` is the last turn if the episode ended with an answer, `final_answer` what the
+reward read in it. Where the infrastructure broke the episode, `failure` says how and what it would have earned is null.
+"""
 
 TRAINING_FACTS = pa.schema(
     [
@@ -154,6 +180,39 @@ def rollout_row(batch: int, episode: Episode) -> dict[str, Any]:
         "routed_experts": None if routed is None else routed.ravel(),
         "routed_layers": None if routed is None else routed.shape[1],
         "routed_k": None if routed is None else routed.shape[2],
+    }
+
+
+def evaluation_row(policy_version: int, sample: int, episode: Episode) -> dict[str, Any]:
+    """One row of an evaluation."""
+    t = episode.trajectory
+    return {
+        "policy_version": policy_version,
+        **_problem(episode.prompt, sample),
+        "final_text": episode.final_text,
+        "final_answer": episode.answer,
+        "outcome": t.reward_parts["outcome"],
+        "reward": t.reward,
+        "reward_parts": json.dumps(t.reward_parts),
+        "stop_reason": t.stop_reason.value,
+        "num_turns": t.num_turns,
+        "num_tokens": len(t),
+        "num_sampled": int(t.loss_mask.sum()),
+    }
+
+
+def failed_evaluation_row(policy_version: int, sample: int, prompt: Prompt, failure: str) -> dict[str, Any]:
+    """One row of an evaluation for an episode that the infrastructure broke."""
+    return {"policy_version": policy_version, **_problem(prompt, sample), "failure": failure}
+
+
+def _problem(prompt: Prompt, sample: int) -> dict[str, Any]:
+    return {
+        "problem": prompt.index,
+        "sample": sample,
+        "messages": json.dumps(prompt.messages),
+        "answer": prompt.answer,
+        "tags": json.dumps(prompt.tags),
     }
 
 

@@ -326,8 +326,14 @@ class TrajectoryBuilder:
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened, for people: the problem and each turn; what it earned and why it stopped is its trajectory's."""
+    """What happened, for people: the problem and each turn; what it earned and why it stopped is its trajectory's.
+
+    `final_text` is what the policy wrote in its last turn if it ended with an answer; `answer` is what the reward
+    reads in it, None if it finds none.
+    """
 
     prompt: Prompt
     turns: tuple[Turn, ...]
     trajectory: Trajectory
+    final_text: str | None = None
+    answer: str | None = None

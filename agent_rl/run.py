@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import ray
 
 from agent_rl import registry
 from agent_rl.config import RunConfig
+from agent_rl.data.check import check_overlap, prompts_of
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.controller import Controller, Stages, wait_for
-from agent_rl.pipeline.evaluation import evaluate
+from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
@@ -47,7 +47,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     state = RunState.load(checkpoint) if checkpoint else RunState()
     schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
     schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
-    prompts = build_prompts(config)
+    prompts = checked_prompts(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
@@ -90,6 +90,19 @@ def build_prompts(config: RunConfig) -> Prompts:
     """The training and the held-out prompts; built before anything is started, since a file may be missing."""
     sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
     return sources[0], sources[1]
+
+
+def checked_prompts(config: RunConfig) -> Prompts:
+    """`build_prompts` for training. Raises `ValueError` if a held-out problem is seen among those trained on."""
+    train, heldout = build_prompts(config)
+    if config.eval.every and not config.eval.allow_overlap:
+        found = check_overlap(prompts_of(train)[0], prompts_of(heldout, config.eval.num_prompts)[0])
+        if found.level == "error":
+            raise ValueError(
+                f"{found.count} of {found.total} held-out prompts are trained on as well, {found.detail}; "
+                "`agent-rl data check` shows more, and eval.allow_overlap=true starts all the same"
+            )
+    return train, heldout
 
 
 @contextlib.contextmanager
@@ -172,10 +185,11 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def evaluate_model(config: RunConfig) -> dict[str, float]:
-    """avg@k and pass@k of `model.path` on the config's held-out prompts, through the whole rollout."""
-
+def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
+    """Evaluate `model.path` on the config's held-out prompts, through the whole rollout, as `policy_version`."""
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        wait = partial(wait_for, check_tool_server=server.check)
-        return evaluate(config, prompts, start_workers(config, server, waves=False), wait)
+        workers = start_workers(config, server, waves=False)
+        results = wait_for(start_evaluation(config, prompts, workers), server.check)
+        close_workers(workers)
+    return collect_evaluation(config, policy_version, results)

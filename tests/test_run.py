@@ -15,11 +15,13 @@ import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from agent_rl import registry
 from agent_rl.analysis import tables
 from agent_rl.analysis.plots import run_picture
-from agent_rl.config import RunConfig, SandboxConfig
+from agent_rl.cli import app
+from agent_rl.config import RunConfig, SandboxConfig, model_directory
 from agent_rl.pipeline.controller import Controller, Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
 from agent_rl.pipeline.schedule import Schedule
@@ -29,6 +31,7 @@ from agent_rl.tool_server import ToolServer
 from sandbox.base import SandboxError
 from tests.configs import QUICKSTART, quickstart
 
+TINY = model_directory("builtin:tiny-qwen3")
 SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=0")
 
 
@@ -238,3 +241,48 @@ def test_ctrl_c_on_the_command_line_says_how_to_continue(tmp_path: Path) -> None
     assert process.returncode == 0
     assert f"continue with: agent-rl train --resume {tmp_path / 'run'}" in lines[-1]
     assert RunState.load(newest_checkpoint(tmp_path / "run")).step >= 2
+
+
+def test_groups_without_spread_are_replaced_at_the_promised_lag_and_resumed(tmp_path: Path) -> None:
+    more = ("batch.max_replacements=6", "batch.group_size=4", "pipeline.exact_lag=2", "num_steps=4")
+    config = quickstart(*SMALL, *more)
+    train(config.model_copy(update={"num_steps": 3}), tmp_path, False, ignore)
+    assert train(config, tmp_path, True, ignore).complete
+    # Nothing was queued at the end of the first run, so its last weights sampled the fourth batch.
+    assert recorded_lags(tmp_path) == [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 0, 0)]
+    facts = tables.read_rollout_facts(tmp_path)
+    outcome = pl.col("reward_parts").str.json_decode(pl.Struct({"outcome": pl.Float64})).struct.field("outcome")
+    spread = facts.group_by("batch", "group_id").agg(outcome.n_unique().alias("values"))
+    trained = pl.read_parquet(tmp_path / "training_facts.parquet" / "*.parquet").filter(pl.col("fate") == "trained")
+    kept = spread.filter(pl.col("group_id").is_in(trained["group_id"].to_list()))
+    assert kept.height == trained["group_id"].n_unique() <= 8
+    counts = read_metrics(tmp_path)[-1]
+    assert counts["groups/issued"] == counts["groups/trained"] + counts["groups/dropped"] == spread.height
+    assert counts["groups/dropped/no_spread"] == spread.height - kept.height > 0
+    assert sorted(spread["group_id"].to_list()) == list(range(spread.height)), "the stream has no gap and no repeat"
+    per_batch = kept.group_by("batch").agg((pl.col("values") > 1).all().alias("all_spread"), pl.len().alias("groups"))
+    assert (per_batch["groups"] <= 2).all()
+    sampled = spread.group_by("batch").len()
+    short = per_batch.filter(~pl.col("all_spread")).join(sampled, on="batch")
+    assert (short["len"] == 8).all(), "a group without spread is trained on only where no prompt gave one"
+
+
+def test_evaluation_beside_training_is_of_a_named_version_and_compares(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    held_out = ("eval.every=1", "eval.num_prompts=6", "eval.num_samples=2", "eval.sampling.temperature=0.5")
+    config = quickstart(*SMALL, *held_out, "pipeline.exact_lag=1", "num_steps=2")
+    train(config, run, False, ignore)
+    assert recorded_lags(run) == [(0, 0, 0), (1, 1, 1)]
+    rows = pl.read_parquet(run / "evaluations.parquet" / "*.parquet")
+    assert rows.group_by("policy_version").len().sort("policy_version").rows() == [(0, 12), (1, 12), (2, 12)]
+    assert [row["eval_policy_version"] for row in read_metrics(run)] == [0, 1, 2]
+    again = CliRunner().invoke(app, ["eval", str(run)])
+    assert again.exit_code == 0, again.output
+    last = rows.filter(pl.col("policy_version") == 2)
+    found = pl.read_parquet(run / "evaluations" / "step-000002" / "results.parquet")
+    assert found["outcome"].to_list() == last["outcome"].to_list(), "the same weights, seeds and sampler"
+    model = ["eval", str(TINY), "--config", str(run / "config.yaml"), "--output", str(tmp_path / "first")]
+    assert CliRunner().invoke(app, model).exit_code == 0
+    compared = CliRunner().invoke(app, ["compare", str(tmp_path / "first"), str(run / "evaluations" / "step-000002")])
+    assert compared.exit_code == 0, compared.output
+    assert "pass@2" in compared.output

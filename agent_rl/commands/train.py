@@ -21,12 +21,15 @@ def train(
         typer.Argument(help="A config file, then overrides such as objective.clip.type=sat pipeline.exact_lag=8"),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Objective to use: a name from configs/methods")] = None,
+    overlay: Annotated[
+        list[Path] | None, typer.Option(help="File whose keys are laid over the config's, as in configs/data")
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="Directory of the run; default: a new one in runs/")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its newest checkpoint")] = None,
 ) -> None:
     """Train a policy; everything it records goes to the run directory."""
     with one_sentence_errors():
-        config, path = _run_to_train(arguments or [], method, run, resume)
+        config, path = _run_to_train(arguments or [], method, overlay or [], run, resume)
     from agent_rl.live import LiveView
     from agent_rl.pipeline.run_directory import list_checkpoints
     from agent_rl.run import train as train_run
@@ -48,27 +51,27 @@ def train(
 
 
 def _run_to_train(
-    arguments: list[str], method: str | None, run: Path | None, resume: Path | None
+    arguments: list[str], method: str | None, overlays: list[Path], run: Path | None, resume: Path | None
 ) -> "tuple[RunConfig, Path]":
     from agent_rl.config import load
 
     files = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if resume is not None:
-        if files or method is not None or run is not None:
+        if files or method is not None or overlays or run is not None:
             raise ValueError("--resume takes its config and directory from the run; give overrides only")
         return _resumed_config(resume, overrides), resume
     if len(files) != 1:
         got = f"; these are neither: {', '.join(files[1:])}" if files else ""
         raise ValueError(f"give one config file, such as configs/quickstart.yaml, and overrides as key=value{got}")
-    config = load(Path(files[0]), overrides, method)
+    config = load(Path(files[0]), overrides, method, overlays)
     from agent_rl.pipeline.run_directory import list_checkpoints
-    from agent_rl.run import build_prompts
+    from agent_rl.run import checked_prompts
 
     if run is not None and run.exists() and any(run.iterdir()):
         way = f"continue it with --resume {run}" if list_checkpoints(run) else "empty it"
         raise ValueError(f"{run} already holds files; {way} or name another directory")
-    build_prompts(config)  # a missing file is said before a directory is made
+    checked_prompts(config)  # a missing file is said before a directory is made
     return config, run or _new_run(Path(files[0]).stem)
 
 

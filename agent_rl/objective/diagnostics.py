@@ -1,4 +1,4 @@
-"""Mismatch between what was sampled from and what is trained, overall and per turn; eval scores."""
+"""Mismatch between what was sampled from and what is trained, overall and per turn."""
 
 import bisect
 import math
@@ -128,21 +128,3 @@ def _pearson(x: Tensor, y: Tensor) -> float:
 def kl_bin(k3: float) -> int:
     """The bin, 1 to 4, of an optimizer step whose batch has this k3; boundary values belong to the lower bin."""
     return 1 + bisect.bisect_left(KL_BIN_EDGES, k3)
-
-
-def avg_at_k(correct: Tensor) -> float:
-    """Mean accuracy in percent of `correct` [problems, k], 0/1: avg@k."""
-    return 100 * float(correct.double().mean())
-
-
-def pass_at_k(correct: Tensor, k: int) -> float:
-    """Percent of problems that one of k samples solves, from n >= k samples each: [problems, n], 0/1.
-
-    The unbiased 1 - C(n - c, k) / C(n, k) of "Evaluating LLMs trained on code" (arXiv 2107.03374), c the number
-    of correct samples. Raises `ValueError` unless 1 <= k <= n.
-    """
-    n = correct.shape[1]
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} samples a problem and k of at least 1, got {n} samples")
-    solved = [1 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct.long().sum(1)]
-    return 100 * sum(solved) / len(solved)

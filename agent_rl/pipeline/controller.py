@@ -10,10 +10,11 @@ import ray
 
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.pipeline.evaluation import evaluate
+from agent_rl.pipeline.evaluation import collect_evaluation, start_evaluation
 from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
+from agent_rl.pipeline.selection import Selection, keep_without_spread, select_groups, sorted_episodes
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
 from agent_rl.rollout.episode import EpisodeTask
@@ -56,6 +57,7 @@ class Controller:
         self.dropped: list[dict[str, Any]] = []
         self.step = directory.state.step
         self.served = schedule.served(self.step)
+        self.next_prompt = max(directory.ledger.issued, default=-1) + 1
         self.stop_requested = False
 
     def run(self) -> None:
@@ -63,13 +65,16 @@ class Controller:
 
         At step i: start sampling batch i + prefetch with the weights now served, train on batch i
         meanwhile, wait for both, then hand the new version to the engines. With prefetch 0 the two
-        follow each other. Only whole steps happen, so between steps nothing is in flight but `ready`.
+        follow each other. An evaluation that is due goes on beside them where the engines serve version i.
+        Only whole steps happen, so between steps nothing is in flight but `ready`.
         """
         self._fill()
         while self.step < self.config.num_steps and not self.stop_requested:
             started = time.monotonic()
-            row = self._evaluate_if_due()
+            beside = self.schedule.prefetch > 0 and self.served == self.step
+            row = {} if beside else self._evaluate_if_due()
             ahead = self._generate(self.step + self.schedule.prefetch)
+            evaluation = self._start_evaluation() if beside and self._evaluation_is_due() else None
             if self.schedule.prefetch == 0:
                 row |= self._collect(ahead)
             batch = self.ready.pop(self.step)
@@ -78,6 +83,7 @@ class Controller:
             if self.schedule.prefetch > 0:
                 row |= self._collect(ahead)
             result = self._wait([training])[0]
+            row |= self._collect_evaluation(evaluation)
             self._broadcast(self.step + 1)
             self._record(row, batch, result, started)
             self.step += 1
@@ -97,36 +103,54 @@ class Controller:
         """Start sampling a batch on all workers; None past the last step."""
         if batch >= self.config.num_steps:
             return None
-        size, group_size = self.config.batch.num_prompts, self.config.batch.group_size
-        prompts = [self.stages.prompts.prompt(index) for index in range(batch * size, (batch + 1) * size)]
-        groups = [prompt.index for prompt in prompts]
-        self.directory.ledger.record("issued", self.step, groups)
+        return Generation(batch, self._issue(self.config.batch.num_prompts))
+
+    def _issue(self, num_prompts: int) -> list[Any]:
+        """Start sampling the groups of the next prompts of the stream."""
+        group_size = self.config.batch.group_size
+        first, self.next_prompt = self.next_prompt, self.next_prompt + num_prompts
+        prompts = [self.stages.prompts.prompt(index) for index in range(first, self.next_prompt)]
+        self.directory.ledger.record("issued", self.step, [prompt.index for prompt in prompts])
         tasks = [
             EpisodeTask(prompt, prompt.index, prompt.index * group_size + sample, self.config.seed)
             for prompt in prompts
             for sample in range(group_size)
         ]
-        return Generation(batch, split_tasks(self.stages.workers, tasks))
+        return split_tasks(self.stages.workers, tasks)
 
     def _collect(self, generation: Generation | None) -> dict[str, Any]:
-        """Wait for a batch; write its facts; drop groups that are incomplete; keep the rest ready."""
+        """Wait for a batch; write its facts; drop groups that are not trained on; keep the rest ready."""
         if generation is None:
             return {}
-        results: list[RolloutResult] = self._wait(generation.refs)
-        episodes = sorted((e for result in results for e in result.episodes), key=lambda e: e.trajectory.episode_id)
+        rounds, selection = self._sample(generation)
+        results = [result for results in rounds for result in results]
+        episodes = sorted_episodes(results)
         self.directory.write_rollouts(generation.batch, episodes)
-        lost = {f.task.group_id: (f.kind, f.message) for result in results for f in result.failed}
-        reissued = sum(result.num_reissued for result in results)
-        if reissued:
+        if reissued := sum(result.num_reissued for result in results):
             self.directory.ledger.record("reissued", self.step, [], count=reissued)
-        for group_id, (kind, _) in lost.items():
-            self.directory.ledger.record("dropped", self.step, [group_id], reason=kind)
-        kept = [episode for episode in episodes if episode.trajectory.group_id not in lost]
-        if not kept:
-            raise ValueError(f"no group of batch {generation.batch} could be sampled: {next(iter(lost.values()))[1]}")
-        self.dropped += dropped_rows(self.step, episodes, {group: kind for group, (kind, _) in lost.items()})
-        self.ready[generation.batch] = [episode.trajectory for episode in kept]
-        return rollout_figures(kept, results)
+        for group_id, reason in selection.dropped.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason)
+        if not selection.kept:
+            raise ValueError(f"no group of batch {generation.batch} could be sampled: {selection.message}")
+        self.dropped += dropped_rows(self.step, episodes, selection.dropped)
+        self.ready[generation.batch] = [episode.trajectory for episode in selection.kept]
+        return rollout_figures(episodes, rounds)
+
+    def _sample(self, generation: Generation) -> tuple[list[list[RolloutResult]], Selection]:
+        """Wait for the groups of a batch and, with dynamic sampling, for those that replace groups without spread.
+
+        The weights that are served do not change meanwhile, so a replacement has the lag of what it replaces. If no
+        group at all has spread, the first ones are trained on as they are: the step then has no gradient.
+        """
+        left = self.config.batch.max_replacements
+        dynamic = left > 0
+        rounds: list[list[RolloutResult]] = [self._wait(generation.refs)]
+        selection = select_groups(rounds[0], dynamic)
+        while (missing := min(self.config.batch.num_prompts - selection.num_kept_groups, left)) > 0:
+            left -= missing
+            rounds.append(self._wait(self._issue(missing)))
+            selection = select_groups([result for results in rounds for result in results], dynamic)
+        return rounds, selection if selection.kept else keep_without_spread(selection, rounds[0])
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
         """Lag is a promise: every sampled token carries the version that the schedule says."""
@@ -153,18 +177,33 @@ class Controller:
         path = str(self.stages.channel.path(policy_version))
         self._wait([worker.update_weights.remote(path, policy_version) for worker in self.stages.workers])
 
-    def _evaluate_if_due(self) -> dict[str, Any]:
-        """Evaluate the newest version on held-out prompts, whatever version is being served for rollouts."""
+    def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
-        if not every or (self.step % every and self.step != self.config.num_steps):
+        return bool(every) and (self.step % every == 0 or self.step == self.config.num_steps)
+
+    def _evaluate_if_due(self) -> dict[str, Any]:
+        """Evaluate the newest version while nothing else goes on, whatever version is being served for rollouts."""
+        if not self._evaluation_is_due():
             return {}
         started = time.monotonic()
         if self.served != self.step:
             self._serve(self.step)
-        figures = evaluate(self.config, self.stages.eval_prompts, self.stages.workers, self._wait)
+        figures = self._collect_evaluation(self._start_evaluation())
         if self.served != self.step:
             self._serve(self.served)
         return {**figures, "eval_s": time.monotonic() - started}
+
+    def _start_evaluation(self) -> list[Any]:
+        return start_evaluation(self.config, self.stages.eval_prompts, self.stages.workers)
+
+    def _collect_evaluation(self, refs: list[Any] | None) -> dict[str, Any]:
+        """Wait for an evaluation of version `step`; write its rows. `eval_s`: seconds that the step waited for it."""
+        if refs is None:
+            return {}
+        started = time.monotonic()
+        evaluation = collect_evaluation(self.config, self.step, self._wait(refs))
+        self.directory.write_evaluation(self.step, evaluation.rows)
+        return {**evaluation.figures, "eval_s": time.monotonic() - started}
 
     def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
         ledger = self.directory.ledger

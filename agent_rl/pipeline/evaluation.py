@@ -1,44 +1,83 @@
 """Held-out evaluation through the same workers, episodes and scorer as training."""
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import polars as pl
 
+from agent_rl import facts
+from agent_rl.analysis.scores import per_problem
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.objective.diagnostics import avg_at_k, pass_at_k
+from agent_rl.rewards.math import normalise
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult, split_tasks
 
 Wait = Callable[[list[Any]], list[Any]]
 
 
-def evaluate(config: RunConfig, prompts: PromptSource, workers: list[Any], wait: Wait) -> dict[str, float]:
-    """avg@k and pass@k on the outcome over `eval.num_prompts` prompts, k = `eval.num_samples`.
+@dataclass(frozen=True)
+class Evaluation:
+    """`rows` of `facts.EVALUATION`, and `figures` for metrics.jsonl."""
+
+    rows: list[dict[str, Any]]
+    figures: dict[str, Any]
+
+
+def start_evaluation(config: RunConfig, prompts: PromptSource, workers: list[Any]) -> list[Any]:
+    """Start `eval.num_samples` episodes of each of the first `eval.num_prompts` prompts; one reference a worker.
 
     The seeds are the same at every evaluation of a run, so two versions differ by their weights alone.
-    Prompts with an episode that the infrastructure broke are left out; such episodes are counted in `eval_failed`.
     """
     samples = config.eval.num_samples
+    size = len(prompts) if isinstance(prompts, Sized) else config.eval.num_prompts
     tasks = [
-        EpisodeTask(prompts.prompt(index), index, index * samples + sample, config.seed, purpose="eval")
-        for index in range(config.eval.num_prompts)
+        EpisodeTask(prompt, index, index * samples + sample, config.seed, "eval", sampling=config.eval.sampling)
+        for index in range(min(size, config.eval.num_prompts))
+        for prompt in [prompts.prompt(index)]
         for sample in range(samples)
     ]
-    results: list[RolloutResult] = wait(split_tasks(workers, tasks))
+    return split_tasks(workers, tasks)
+
+
+def collect_evaluation(config: RunConfig, policy_version: int, results: list[RolloutResult]) -> Evaluation:
+    """Rows and figures of an evaluation of the weights `policy_version`, from what the workers returned.
+
+    Figures are over the problems whose episodes all ended; broken ones are counted in `eval_failed`.
+    """
+    samples = config.eval.num_samples
     episodes = [episode for result in results for episode in result.episodes]
-    outcomes: dict[int, list[float]] = defaultdict(list)
-    for episode in episodes:
-        outcomes[episode.trajectory.group_id].append(episode.trajectory.reward_parts["outcome"])
-    complete = [scores for scores in outcomes.values() if len(scores) == samples]
-    if not complete:
-        raise ValueError("no evaluation prompt could be run: the tool server failed under all of them")
-    correct = torch.tensor(complete)
-    return {
-        "eval_avg": avg_at_k(correct) / 100,
-        "eval_pass": pass_at_k(correct, samples) / 100,
+    failed = [failure for result in results for failure in result.failed]
+    rows = [
+        facts.evaluation_row(policy_version, episode.trajectory.episode_id % samples, episode) for episode in episodes
+    ]
+    rows += [
+        facts.failed_evaluation_row(
+            policy_version, f.task.episode_id % samples, f.task.prompt, f"{f.kind}: {f.message}"
+        )
+        for f in failed
+    ]
+    for row in rows:
+        if row.get("final_answer") is not None:
+            row["final_answer"] = normalise(row["final_answer"])
+    rows.sort(key=lambda row: (row["problem"], row["sample"]))
+    means = {name: float(values.mean()) for name, values in per_problem(table(rows)).items()}
+    figures: dict[str, Any] = {
+        "eval_policy_version": policy_version,
+        "eval_avg": means[f"avg@{samples}"],
+        "eval_pass": means.get(f"pass@{samples}", means[f"avg@{samples}"]),
+        "eval_maj": means.get(f"maj@{samples}", means[f"avg@{samples}"]),
         "eval_turns": sum(len(episode.turns) for episode in episodes) / len(episodes),
-        "eval_failed": float(sum(len(result.failed) for result in results)),
+        "eval_failed": float(len(failed)),
     }
+    return Evaluation(rows, figures)
+
+
+def table(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """`rows` as a frame with the columns of `facts.EVALUATION`."""
+    import pyarrow as pa
+
+    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=facts.EVALUATION))
+    assert isinstance(frame, pl.DataFrame)
+    return frame

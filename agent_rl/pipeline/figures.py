@@ -9,14 +9,19 @@ from agent_rl.rollout.worker import RolloutResult
 from agent_rl.trainer.base import TrainResult
 
 
-def rollout_figures(episodes: list[Episode], results: list[RolloutResult]) -> dict[str, Any]:
-    """Figures of one rollout batch for metrics.jsonl."""
+def rollout_figures(episodes: list[Episode], rounds: list[list[RolloutResult]]) -> dict[str, Any]:
+    """Figures of one rollout batch for metrics.jsonl, over all that was sampled for it, trained on or not.
+
+    `sampled_reward_mean` beside `reward_mean` shows what dynamic sampling leaves out.
+    """
     reasons = [episode.trajectory.stop_reason.value for episode in episodes]
     sampled = sum(int(episode.trajectory.loss_mask.sum()) for episode in episodes)
-    generate_s = max(result.wall_s for result in results)
+    generate_s = sum(max(result.wall_s for result in results) for results in rounds)
     return {
         "generate_s": generate_s,
         "generated_tokens": sampled,
+        "sampling_rounds": len(rounds),
+        "sampled_reward_mean": float(np.mean([episode.trajectory.reward for episode in episodes])),
         **{f"stop/{reason}": reasons.count(reason) / len(reasons) for reason in sorted(set(reasons))},
     }
 
@@ -61,7 +66,7 @@ def metrics_row(
 ) -> dict[str, Any]:
     """One line of metrics.jsonl. `lag` is the step's policy version minus the version of each sampled token.
 
-    `tokens_per_s`: trained tokens per second of the step, the time of an evaluation left out.
+    `tokens_per_s`: trained tokens per second of the step, the time that it waited for an evaluation left out.
     """
     versions = np.concatenate([t.policy_versions[t.loss_mask] for t in batch]) if batch else np.empty(0, np.int32)
     lags = step - versions

@@ -28,6 +28,7 @@ METRIC_KEYS = (
 
 ROLLOUT_TABLE = "rollout_facts.parquet"
 TRAINING_TABLE = "training_facts.parquet"
+EVALUATION_TABLE = "evaluations.parquet"
 
 
 class RunDirectory:
@@ -38,6 +39,7 @@ class RunDirectory:
         self.rollout_facts = path / ROLLOUT_TABLE
         self.training_facts = path / TRAINING_TABLE
         self.mismatch = path / "mismatch.parquet"
+        self.evaluations = path / EVALUATION_TABLE
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,7 @@ class RunDirectory:
         facts.truncate(self.rollout_facts, step, keep=self.state.queue)
         facts.truncate(self.training_facts, step)
         facts.truncate(self.mismatch, step)
+        facts.truncate(self.evaluations, step)
         truncate_ledger(self.path / "ledger.jsonl", step)
         rows = read_metrics(self.path)
         self.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] < step))
@@ -66,6 +69,9 @@ class RunDirectory:
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
         facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch], facts.MISMATCH)
+
+    def write_evaluation(self, policy_version: int, rows: list[dict[str, Any]]) -> None:
+        facts.write_part(self.evaluations, policy_version, rows, facts.EVALUATION)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and the same figures to TensorBoard."""

@@ -15,3 +15,12 @@ class Reward(PartBase, ABC):
 
         Parts include "outcome", 1.0 for a right answer and 0.0 otherwise. Never raises on what a policy wrote.
         """
+
+    def answer(self, final_text: str) -> str | None:
+        r"""The answer that `score` judges in `final_text`, for majority votes; None if it finds none.
+
+        As it stands the content of the last `\boxed{}`; a reward that reads its answers elsewhere overrides it.
+        """
+        from agent_rl.rewards.math import extract_answer  # itself a reward
+
+        return extract_answer(final_text)

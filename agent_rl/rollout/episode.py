@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from agent_rl.config import RolloutConfig
+from agent_rl.config import RolloutConfig, SamplingConfig
 from agent_rl.records import (
     Episode,
     FinishReason,
@@ -26,7 +26,10 @@ from tools.base import Tool, ToolError, ToolResult
 
 @dataclass(frozen=True)
 class EpisodeTask:
-    """One episode to run. `purpose` keeps the seeds of training and evaluation apart."""
+    """One episode to run. `purpose` keeps the seeds and the sequences of training and evaluation apart.
+
+    `sampling` is how tokens are drawn; None draws them as `rollout.sampling` says.
+    """
 
     prompt: Prompt
     group_id: int
@@ -34,6 +37,12 @@ class EpisodeTask:
     run_seed: int
     purpose: str = "train"
     attempt: int = 0
+    sampling: SamplingConfig | None = None
+
+    @property
+    def sequence_id(self) -> int:
+        """The episode's name in the engine, where an evaluation may run beside the rollouts of training."""
+        return self.episode_id if self.purpose == "train" else -1 - self.episode_id
 
     def seed(self, turn_id: int) -> int:
         """A 63-bit seed hashed from (run, purpose, episode, turn). A reissue replays the same choices."""
@@ -73,7 +82,7 @@ async def run_episode(
     finally:
         for tool in tools.values():
             await tool.close()
-        parts.engine.release(task.episode_id)
+        parts.engine.release(task.sequence_id)
 
 
 async def _drive(
@@ -94,7 +103,7 @@ async def _drive(
             await before_turn()
             generating = time.monotonic()
             routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
-            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params, routed_from)
+            completion = await parts.engine.generate(task.sequence_id, builder.token_ids, params, routed_from)
             generated = time.monotonic()
             if routed_from is not None and completion.routed_experts is None:
                 raise ValueError("routing_replay is true, but the engine reported no routing; choose another engine")
@@ -118,7 +127,7 @@ def _sampling_params(task: EpisodeTask, parts: EpisodeParts, turn_id: int, used:
     room = min(parts.config.max_turn_tokens, parts.config.max_episode_tokens - used)
     if room < 1:
         return None
-    sampling = parts.config.sampling
+    sampling = task.sampling or parts.config.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -190,7 +199,7 @@ def _finish(
 ) -> Episode:
     final_text = parts.renderer.decode_turn(turns[-1].completion.token_ids) if stop is StopReason.ANSWER else None
     reward, reward_parts = parts.reward.score(task.prompt, final_text, stop)
-    sampling = parts.config.sampling
+    sampling = task.sampling or parts.config.sampling
     trajectory = builder.build(
         group_id=task.group_id,
         episode_id=task.episode_id,
@@ -200,4 +209,5 @@ def _finish(
         reward_parts=reward_parts,
         stop_reason=stop,
     )
-    return Episode(task.prompt, tuple(turns), trajectory)
+    answer = parts.reward.answer(final_text) if final_text is not None else None
+    return Episode(task.prompt, tuple(turns), trajectory, final_text, answer)

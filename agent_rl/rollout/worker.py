@@ -47,6 +47,8 @@ class RolloutWorker:
         directory = model_directory(config.model.path)
         rollout = config.rollout
         self.config, self.waves = config, waves
+        # Shared by the lists of tasks that run at once: an evaluation beside the rollouts of training.
+        self.slots = asyncio.Semaphore(rollout.max_concurrent_episodes)
         self.sandbox = SandboxClient(tool_server, token)
         self.engine = registry.build("engine", rollout.engine, model_path=str(directory))
         self.parts = EpisodeParts(
@@ -77,7 +79,6 @@ class RolloutWorker:
         return result
 
     async def _run_set(self, tasks: list[EpisodeTask], result: RolloutResult) -> None:
-        slots = asyncio.Semaphore(self.config.rollout.max_concurrent_episodes)
         gate = WaveGate() if self.waves else None
         if gate:
             for task in tasks:
@@ -85,16 +86,14 @@ class RolloutWorker:
         try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
-                    group.create_task(self._run_one(task, gate, slots, result))
+                    group.create_task(self._run_one(task, gate, result))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors  # the rest is the same failure, seen by other episodes
 
-    async def _run_one(
-        self, task: EpisodeTask, gate: WaveGate | None, slots: asyncio.Semaphore, result: RolloutResult
-    ) -> None:
+    async def _run_one(self, task: EpisodeTask, gate: WaveGate | None, result: RolloutResult) -> None:
         before_turn: Callable[[], Awaitable[None]] = partial(gate.wait, task.episode_id) if gate else no_wait
         try:
-            async with slots:
+            async with self.slots:
                 await self._attempts(task, before_turn, result)
         finally:
             if gate:

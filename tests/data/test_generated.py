@@ -154,6 +154,6 @@ def test_problems_do_not_depend_on_the_process() -> None:
     assert seen == {chains(5).prompt(11).messages[0]["content"] + "\n"}
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "chains", "jsonl"])
+@pytest.mark.parametrize("name", ["arithmetic", "chains", "hf", "jsonl", "mixture", "parquet", "reasoning_gym"])
 def test_registry_finds_every_source(name: str) -> None:
     assert registry.find("prompts", name).__module__ == f"agent_rl.data.sources.{name}"

@@ -2,17 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from golden_cases import DTYPES, array, assert_close, cases, tensor
 
 from agent_rl.analysis.collapse import collapse_index, mismatch_collapse_index
+from agent_rl.analysis.scores import avg_at_n
 from agent_rl.objective.diagnostics import (
     StepTokens,
-    avg_at_k,
     kl_bin,
     mismatch_table,
-    pass_at_k,
 )
 
 
@@ -69,16 +69,7 @@ def test_collapse(case):
 
 @pytest.mark.parametrize("case", [c for c in cases("diagnostics.json") if c.id == "avg_at_k"])
 def test_avg_at_k(case):
-    assert avg_at_k(torch.tensor(case["in"]["correct"])) == case["out"]["avg"]
-
-
-def test_pass_at_k():
-    correct = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-    assert pass_at_k(correct, 1) == pytest.approx(50.0)
-    assert pass_at_k(correct, 2) == pytest.approx(100 * (5 / 6 + 0 + 1) / 3)
-    assert pass_at_k(correct, 4) == pytest.approx(200 / 3)
-    with pytest.raises(ValueError, match="pass@5 needs at least 5 samples"):
-        pass_at_k(correct, 5)
+    assert 100 * avg_at_n(np.array(case["in"]["correct"], np.float64)).mean() == case["out"]["avg"]
 
 
 def test_mismatch_collapse():
