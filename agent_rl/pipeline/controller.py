@@ -11,7 +11,7 @@ import ray
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.evaluation import evaluate
-from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, training_rows
+from agent_rl.pipeline.figures import dropped_rows, masked_groups, metrics_row, rollout_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
@@ -109,7 +109,7 @@ class Controller:
         return Generation(batch, split_tasks(self.stages.workers, tasks))
 
     def _collect(self, generation: Generation | None) -> dict[str, Any]:
-        """Wait for a batch; write its facts; drop groups that are incomplete; keep the rest ready."""
+        """Wait for a batch; write its facts; drop groups that are incomplete or masked; keep the rest ready."""
         if generation is None:
             return {}
         results: list[RolloutResult] = self._wait(generation.refs)
@@ -119,14 +119,16 @@ class Controller:
         reissued = sum(result.num_reissued for result in results)
         if reissued:
             self.directory.ledger.record("reissued", self.step, [], count=reissued)
-        for group_id, (kind, _) in lost.items():
-            self.directory.ledger.record("dropped", self.step, [group_id], reason=kind)
-        kept = [episode for episode in episodes if episode.trajectory.group_id not in lost]
-        if not kept:
+        complete = [episode for episode in episodes if episode.trajectory.group_id not in lost]
+        if not complete:
             raise ValueError(f"no group of batch {generation.batch} could be sampled: {next(iter(lost.values()))[1]}")
+        lost |= masked_groups([episode.trajectory for episode in complete])
+        for group_id, (kind, message) in lost.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=kind, message=message)
         self.dropped += dropped_rows(self.step, episodes, {group: kind for group, (kind, _) in lost.items()})
-        self.ready[generation.batch] = [episode.trajectory for episode in kept]
-        return rollout_figures(kept, results)
+        kept = [e.trajectory for e in complete if e.trajectory.group_id not in lost]
+        self.ready[generation.batch] = [trajectory for trajectory in kept if trajectory.mask_reason is None]
+        return rollout_figures(complete, results)
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
         """Lag is a promise: every sampled token carries the version that the schedule says."""
