@@ -17,11 +17,13 @@ _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)")
 _UNIT_WORDS = (
     r"(?:square |cubic |sq\.? )?(?:[cmk]?m|in|ft|yd|km|kg|g|mg|lb|oz|s|ms|h|hr|min|mph|inch(?:es)?|f(?:oo|ee)t|yards?"
     r"|miles?|(?:centi|milli|kilo)?(?:met(?:er|re)|gram|lit(?:er|re))s?|pounds?|ounces?|seconds?|minutes?|hours?|days?"
-    r"|weeks?|months?|years?|dollars?|cents?|euros?|degrees?|radians?|units?|people|students?|ways|times|points?)"
+    r"|weeks?|months?|years?|dollars?|cents?|euros?|degrees?|radians?|units?|people|students?|ways|times|points?"
+    r"|thousand|million|billion|trillion)"
 )
 _UNIT = re.compile(
     rf"\s*(?:\\text\{{([^{{}}]*)\}}|\^\{{\\circ\}}|(?<=[0-9}}\s])({_UNIT_WORDS}))(?:\s*\^\s*\{{?([23])\}}?)?", re.I
 )
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TAIL = 60
 """A unit is looked for in so many last characters."""
 _CHOICE = re.compile(r"\(?([A-J])\)?(?:[.):].*)?", re.DOTALL)
@@ -54,10 +56,11 @@ class Item:
 
 
 def compare(reference: str, answer: str) -> bool | Question:
-    """Whether `answer` is `reference`, or the question that is left. Neither is empty after `normalise`.
+    """Whether `answer` is `reference`, or the question that is left.
 
-    Two exact numbers are equal or not: 0.333 is not 1/3. Units, `x =`, a percent sign and a base may be left off
-    on one side; on both sides they must agree. Order matters in tuples and intervals, not in sets and bare lists.
+    Two exact numbers are equal or not: 0.333 is not 1/3. Units, `x =` and a base may be left off on one side; on
+    both sides they must agree. 50 % is 0.5 and also 50, but 0.5 % is not 0.5. Order matters in tuples and intervals,
+    not in sets and bare lists.
     """
     left, right = normalise(reference), normalise(answer)
     if left == right:
@@ -183,13 +186,13 @@ def item_equal(reference: Item, answer: Item) -> bool | None:
     if reference.percent != answer.percent:
         percent, other = (reference, answer) if reference.percent else (answer, reference)
         assert percent.value is not None
-        return other.value in (percent.value, percent.value / 100)
+        return other.value == percent.value / 100 or (other.value == percent.value and abs(percent.value) >= 1)
     return reference.value == answer.value
 
 
 def _texts(reference: Item, answer: Item) -> tuple[str, str]:
-    """What to ask about: whole equations where the variables differ, or else what they say."""
-    if reference.variable and answer.variable and reference.variable != answer.variable:
+    """What to ask about: whole equations, unless they give the same unknown or only one side is an equation."""
+    if reference.variable != answer.variable and "=" in reference.whole and "=" in answer.whole:
         return reference.whole, answer.whole
     if reference.percent != answer.percent:
         return tuple(item.text + (r"\%" if item.percent else "") for item in (reference, answer))  # type: ignore[return-value]
@@ -212,12 +215,17 @@ def read_item(whole: str) -> Item:
         return Item(match.group(1).upper(), None, variable, base=base, whole=whole)
     start = max(len(text) - _TAIL, 0)
     found = [m for pattern in (_PERCENT, _UNIT) if (m := _suffix(pattern, text, start))]
-    percent, unit = False, None
+    percent, unit, scale = False, None, 1
     if found:
         match = found[0]
         text, percent = text[: match.start()].strip(), match.re is _PERCENT
         unit = None if percent else _unit(match)
-    return Item(text, parse_number(text), variable, unit, percent, whole=whole)
+        scale = _SCALES.get(unit or "", 1)
+        unit = unit if scale == 1 else None
+    value = parse_number(text)
+    if scale != 1:
+        text, value = (rf"({text})\cdot {scale}", value * scale if value is not None else None)
+    return Item(text, value, variable, unit, percent, whole=whole)
 
 
 def _suffix(pattern: re.Pattern[str], text: str, start: int) -> re.Match[str] | None:

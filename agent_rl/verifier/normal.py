@@ -16,7 +16,7 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[A-Za-z]))")
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[!,;:>]|\\ |~|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])", " "),
+        (r"(?<!\\)\\[!,;:> ]|~|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])", " "),
         (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\s*", ""),
         (r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:mathrm|textrm|textbf|textit|mathbf|mbox|textup|operatorname|mathsf|textnormal|rm|bf)\{", r"\\text{"),
@@ -38,13 +38,15 @@ _REWRITES = [
         (r"\\#|\\&(?=\s*$)", ""),
     )
 ]
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\{\\circ\}")
 _AND = re.compile(r",?\s*\\text\{\s*(?:and|or)\s*\}\s*|,?\s+(?:and|or)\s+|\s*;\s*")
 _WRAPPER = re.compile(r"\\(?:text|boxed|fbox)\{([^{}]*)\}")
 
 
 def normalise(answer: str) -> str:
     r"""`answer` in one spelling: `$` and `\( \)` gone, full-width digits and Unicode signs as ASCII or LaTeX,
-    `\dfrac` as `\frac`, "and" as a comma, one space at most, no trailing period."""
+    `\dfrac` as `\frac`, "and" as a comma, degrees in `\sin` and its kind as radians, one space at most, no trailing period."""
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", answer)
     text = _VULGAR.sub(" ", text)
     text = "".join(_SYMBOLS.get(c, c) for c in text)
@@ -53,6 +55,8 @@ def normalise(answer: str) -> str:
     text = re.sub(r"\\[()\[\]](?![0-9a-z]*\])", "", text) if text.lstrip().startswith(("\\(", "\\[")) else text
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    if _TRIGONOMETRY.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _AND.sub(", ", _trim(text))
     if whole := _WRAPPER.fullmatch(text):
         text = _trim(whole.group(1))
@@ -62,4 +66,4 @@ def normalise(answer: str) -> str:
 def _trim(text: str) -> str:
     text = " ".join(text.split()).strip("*`").strip()
     text = text.rstrip(".,:").rstrip() if text[-1:] in (".", ",", ":") else text
-    return re.sub(r"\s*([=<>,])\s*", lambda m: m.group(1) + (" " if m.group(1) == "," else ""), text).strip()
+    return re.sub(r"\s*([=<>])\s*|\s+(,)", r"\1\2", text)
