@@ -66,7 +66,9 @@ def find_function(path: str) -> Callable[[FinishedEpisode], Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"reward function {path!r} cannot be imported: {error}") from error
+        raise ValueError(
+            f"reward function {path!r} cannot be imported: {error}; is the folder of its module on PYTHONPATH?"
+        ) from error
     if not callable(found) or isinstance(found, type):
         raise ValueError(f"{path!r} is not a function; a class is named by `type: {path}` instead")
     return found  # type: ignore[no-any-return]

@@ -29,6 +29,7 @@ _TAIL = 60
 _CHOICE = re.compile(r"\(?([A-J])\)?(?:[.):].*)?", re.DOTALL)
 _LETTER = re.compile(r"\(?([A-J])\)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{3,}")
+_WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
 _OPEN, _CLOSE = {"(": ")", "[": "]", r"\{": r"\}"}, (")", "]", r"\}")
 _TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 
@@ -70,7 +71,7 @@ def compare(reference: str, answer: str) -> bool | Question:
     if letter := _LETTER.fullmatch(left):
         choice = _CHOICE.fullmatch(right)
         return choice is not None and choice.group(1) == letter.group(1)
-    if _WORDS.fullmatch(left) and (_WORDS.fullmatch(right) or parse_number(right) is not None):
+    if _WORDS.fullmatch(left) and (_WORD.fullmatch(right) or parse_number(right) is not None):
         return left.casefold() == right.casefold()
     return _compare_lists(split(left), split(right), left, right)
 
@@ -143,8 +144,11 @@ def _compare_lists(
         return False
     left, right = (items if ordered else list(dict.fromkeys(items)) for items in (left, right))
     if len(left) != len(right):
-        # One side may be an equation or a union that stands for several values: computer algebra knows.
-        return Question((whole,), (given,), ordered=True) if 1 in (len(left), len(right)) else False
+        # A lone expression that is no number may stand for several values, as a formula with a sign does.
+        single = next((items[0] for items in (left, right) if len(items) == 1), None)
+        if single is None or read_item(single).value is not None:
+            return False
+        return Question((whole,), (given,), ordered=True)
     return _compare_items([read_item(t) for t in left], [read_item(t) for t in right], ordered)
 
 

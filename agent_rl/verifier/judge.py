@@ -65,15 +65,23 @@ def judge(question: dict[str, Any]) -> str:
     return WRONG if left else CORRECT
 
 
-def reply(line: str) -> str:
+def reply(line: str, most_kb: int) -> str:
+    """The verdict. math-verify swallows a `MemoryError` and then says wrong: growth beyond `most_kb` gives it away."""
     try:
-        return judge(json.loads(line))
+        verdict = judge(json.loads(line))
+        return "memory" if verdict == WRONG and peak_kb() > most_kb else verdict
     except UnreadableError:
         return "unreadable"
     except MemoryError:
         return "memory"
     except Exception as error:  # a verdict was not reached, whatever the reason
         return f"error: {type(error).__name__}"
+
+
+def peak_kb() -> int:
+    """Most resident memory this process has had, in kB. Not `ru_maxrss`, which remembers the parent's."""
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
 
 
 def main(descriptor: int, cpu_s: float, memory_bytes: int) -> None:
@@ -83,10 +91,11 @@ def main(descriptor: int, cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with socket.socket(fileno=descriptor) as channel, channel.makefile("rw", encoding="utf-8") as lines:
+        most_kb = peak_kb() + (memory_bytes >> 13)  # a failed allocation comes after ones an eighth of the limit large
         print(json.dumps("ready"), file=lines, flush=True)
         for line in lines:
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            answer = reply(line)
+            answer = reply(line, most_kb)
             signal.setitimer(signal.ITIMER_PROF, 0)
             print(json.dumps(answer), file=lines, flush=True)
 

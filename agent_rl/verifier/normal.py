@@ -46,7 +46,8 @@ _WRAPPER = re.compile(r"\\(?:text|boxed|fbox)\{([^{}]*)\}")
 
 def normalise(answer: str) -> str:
     r"""`answer` in one spelling: `$` and `\( \)` gone, full-width digits and Unicode signs as ASCII or LaTeX,
-    `\dfrac` as `\frac`, "and" as a comma, degrees in `\sin` and its kind as radians, one space at most, no trailing period."""
+    `\dfrac` as `\frac`, "and" as a comma, degrees in `\sin` and its kind as radians, one space at most and no
+    trailing period."""
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", answer)
     text = _VULGAR.sub(" ", text)
     text = "".join(_SYMBOLS.get(c, c) for c in text)

@@ -29,8 +29,8 @@ class PoolConfig(Settings):
     """Processor seconds an answer may take; beyond, the process is killed and the answer is unverifiable."""
     wall_s: float = Field(1.5, gt=0)
     """Wall seconds, likewise. Time spent waiting for a free process does not count."""
-    memory_mb: int = Field(1024, ge=256)
-    """Address space of a process, the libraries (about 200 MB) included."""
+    memory_mb: int = Field(512, ge=128)
+    """Address space of a process, the libraries (about 70 MB) included."""
 
 
 class VerifierProcess:
@@ -51,6 +51,10 @@ class VerifierProcess:
                 start_new_session=True,  # Ctrl-C is for the run, which finishes its step with verified answers
             )
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_up(self) -> bool:
@@ -102,7 +106,13 @@ class VerifierPool:
         self.num_replaced = 0
         self._slots = asyncio.Semaphore(config.num_processes)
         self._idle: list[VerifierProcess] = []
+        self._busy: set[VerifierProcess] = set()
         self._started = False
+
+    @property
+    def processes(self) -> list[int]:
+        """Process ids, those at work included."""
+        return [process.pid for process in (*self._idle, *self._busy)]
 
     def _take(self) -> VerifierProcess:
         """An idle process, one that is up before one that is still starting."""
@@ -116,11 +126,13 @@ class VerifierPool:
         """correct, wrong, or why there is no verdict. Raises `RuntimeError` if no process can be started."""
         async with self._slots:
             process = self._take()
+            self._busy.add(process)
             sound = False
             try:
                 reply = await process.ask(question)
                 sound = reply not in ("timeout", "crash", "memory")
             finally:  # a cancelled question may still be answered later: its process is not used again either
+                self._busy.remove(process)
                 if not sound:
                     process.close()
                     self.num_replaced += 1
