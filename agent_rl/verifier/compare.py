@@ -73,6 +73,8 @@ def compare(reference: str, answer: str) -> bool | Question:
         return choice is not None and choice.group(1) == letter.group(1)
     if _WORDS.fullmatch(left) and (_WORD.fullmatch(right) or parse_number(right) is not None):
         return left.casefold() == right.casefold()
+    if parse_number(left) is not None and _WORD.fullmatch(right):
+        return False
     return _compare_lists(split(left), split(right), left, right)
 
 

@@ -6,6 +6,7 @@ correct, wrong, or why no verdict was reached. A question that takes more proces
 it is doing: the kernel sends SIGPROF, which nothing here handles.
 """
 
+import contextlib
 import json
 import logging
 import resource
@@ -90,7 +91,8 @@ def main(descriptor: int, cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    with socket.socket(fileno=descriptor) as channel, channel.makefile("rw", encoding="utf-8") as lines:
+    gone = contextlib.suppress(ConnectionError)  # of who asks: nothing is left to do
+    with gone, socket.socket(fileno=descriptor) as channel, channel.makefile("rw", encoding="utf-8") as lines:
         most_kb = peak_kb() + (memory_bytes >> 13)  # a failed allocation comes after ones an eighth of the limit large
         print(json.dumps("ready"), file=lines, flush=True)
         for line in lines:
