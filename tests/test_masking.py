@@ -121,7 +121,7 @@ def test_reissuing_ends(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_always_fails_stops_the_run_with_its_message(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no group of batch 0 could be sampled: .*ZeroDivisionError: no judge"):
+    with pytest.raises(ValueError, match=r"no group of batch 0 .*ZeroDivisionError: no judge"):
         run(tmp_path, "broken")
 
 
