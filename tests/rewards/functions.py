@@ -45,11 +45,11 @@ def fails_on_one_group(episode: FinishedEpisode) -> float:
     return float(episode.episode_id % 2)
 
 
-def fails_at_first(episode: FinishedEpisode) -> float:
-    """Fails on the first attempt of every episode."""
+def fails_at_first_or_always(episode: FinishedEpisode) -> float:
+    """Fails on the first attempt of every episode, and beyond that as `fails_on_one_group`."""
     if episode.attempt == 0:
         raise ConnectionError("the judge is away")
-    return float(episode.episode_id % 2)
+    return fails_on_one_group(episode)
 
 
 def masks_some(episode: FinishedEpisode) -> Score:
