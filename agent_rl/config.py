@@ -3,7 +3,7 @@
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from agent_rl import registry
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import lay_over
+from agent_rl.records import StopReason
 from agent_rl.registry import PartKind
 from agent_rl.routers import ROUTED_MODELS
 from agent_rl.settings import Settings, check
@@ -44,6 +45,25 @@ class SamplingConfig(Settings):
         return value
 
 
+class TruncatedConfig(Settings):
+    """What becomes of an episode that its budget cut short."""
+
+    policy: Literal["score", "zero", "penalty", "mask"] = "score"
+    """`score`: the reward as it is (0 from `math`, since there is no answer). `zero`: reward 0, whatever shaping
+    gave. `penalty`: the reward minus `penalty`. `mask`: not trained on, and left out of its group's baseline."""
+    penalty: float = Field(0.5, gt=0)
+    """What `policy: penalty` takes off."""
+    stop_reasons: tuple[StopReason, ...] = (StopReason.MAX_TOKENS, StopReason.DEADLINE)
+    """Which ends count as cut short; max_tool_turn is the third that there is."""
+
+    @field_validator("stop_reasons")
+    @classmethod
+    def _cut(cls, value: tuple[StopReason, ...]) -> tuple[StopReason, ...]:
+        if StopReason.ANSWER in value:
+            raise ValueError("an episode that ends with an answer is not cut short; remove answer")
+        return value
+
+
 class RolloutConfig(Settings):
     """How episodes are driven."""
 
@@ -63,6 +83,11 @@ class RolloutConfig(Settings):
     """Wall seconds an episode may take; looked at between turns."""
     max_attempts: int = Field(3, ge=1)
     """How often an episode is issued, the first time included, when the infrastructure fails under it."""
+    truncated: TruncatedConfig = TruncatedConfig()
+    """What an episode earns that its budget cut short."""
+    reward_errors: Literal["drop", "reissue"] = "drop"
+    """When the reward itself raises: `drop` the episode's group, with the reason RewardError, or `reissue` the episode
+    up to `max_attempts` times and drop its group after that."""
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn in training, and in evaluation unless `eval.sampling` says otherwise."""
     engine: Annotated[Any, PartKind("engine")] = Field({"type": "embedded"}, validate_default=True)

@@ -37,6 +37,7 @@ ROLLOUT_FACTS = pa.schema(
         ("reward", pa.float64()),
         ("reward_parts", pa.string()),
         ("stop_reason", pa.string()),
+        ("mask_reason", pa.string()),
         ("num_turns", pa.int32()),
         ("num_tokens", pa.int32()),
         ("num_sampled", pa.int32()),
@@ -161,6 +162,7 @@ def rollout_row(batch: int, episode: Episode) -> dict[str, Any]:
         "reward": t.reward,
         "reward_parts": json.dumps(t.reward_parts),
         "stop_reason": t.stop_reason.value,
+        "mask_reason": t.mask_reason,
         "num_turns": t.num_turns,
         "num_tokens": len(t),
         "num_sampled": len(versions),
@@ -245,6 +247,7 @@ def trajectory(row: dict[str, Any]) -> Trajectory:
         reward_parts=json.loads(row["reward_parts"]),
         stop_reason=StopReason(row["stop_reason"]),
         routed_experts=_routed_experts(row),
+        mask_reason=row.get("mask_reason"),
     )
 
 

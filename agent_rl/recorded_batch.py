@@ -180,7 +180,8 @@ def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory
     if not rows or (not training and step not in queue):
         raise ValueError(f"{run} has no recorded batch for step {step}: it was neither trained nor queued there")
     if not training:
-        return [facts.trajectory(row) for row in rows if row["group_id"] in queue[step]], None
+        found = [facts.trajectory(row) for row in rows if row["group_id"] in queue[step]]
+        return [trajectory for trajectory in found if trajectory.mask_reason is None], None
     training.sort(key=lambda row: row["order"])
     recorded = {row["episode_id"]: row for row in rows}
     trajectories = [facts.trajectory(recorded[row["episode_id"]]) for row in training]
@@ -192,8 +193,9 @@ def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory
 
 def _advantages(trajectories: Sequence[Trajectory], config: AdvantageConfig) -> np.ndarray:
     rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
+    outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
     groups = torch.tensor([t.group_id for t in trajectories])
-    return group_advantages(rewards, groups, config).numpy()
+    return group_advantages(rewards, groups, config, outcomes).numpy()
 
 
 def _active(batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], name: str) -> Tensor:

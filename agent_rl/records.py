@@ -200,9 +200,10 @@ class Trajectory:
     `turn_ids`: -1 on the prompt; k on what turn k wrote and on the tool output that answers it.
     `behavior_logprobs` / `policy_versions` are NaN / -1 where `loss_mask` is False. `sampling_mask` has
     one row for each token with `loss_mask` True, in order; a row is empty exactly if `sampling_params`
-    sample the full vocabulary. `routed_experts` int16 [L, layers, k], where routing was recorded: row t is the
-    routing of input t, which produces the prediction of token t + 1, on prompt and tool tokens too; -1 where the
-    engine did not report it, as for the last sampled token, which never was an input.
+    sample the full vocabulary. `mask_reason`: why the trajectory is recorded but must not be trained on, None if it is.
+    `routed_experts` int16 [L, layers, k], where routing was recorded: row t is the routing of input t, which produces
+    the prediction of token t + 1, on prompt and tool tokens too; -1 where the engine did not report it, as for the
+    last sampled token, which never was an input.
     """
 
     group_id: int
@@ -219,6 +220,7 @@ class Trajectory:
     reward_parts: dict[str, float]
     stop_reason: StopReason
     routed_experts: ShortArray | None = None
+    mask_reason: str | None = None
 
     def __post_init__(self) -> None:
         _readonly(
@@ -250,6 +252,11 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def outcome(self) -> float:
+        """Whether the answer was right; the reward, where the parts do not say."""
+        return self.reward_parts.get("outcome", self.reward)
 
     @property
     def num_turns(self) -> int:

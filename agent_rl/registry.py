@@ -26,6 +26,7 @@ PACKAGES = {
     "tool_format": "agent_rl.rollout.tool_formats",
     "tool": "tools",
     "reward": "agent_rl.rewards",
+    "shaping": "agent_rl.rewards.shaping",
     "pipeline": "agent_rl.pipeline.regimes",
     "trainer": "agent_rl.trainer.engines",
     "weights": "agent_rl.weights",
@@ -54,7 +55,7 @@ def names(kind: str) -> list[str]:
     assert package is not None
     assert package.submodule_search_locations is not None
     modules = pkgutil.iter_modules(list(package.submodule_search_locations))
-    return sorted(m.name for m in modules if m.name != "base" and not m.name.startswith("_"))
+    return sorted(m.name for m in modules if m.name != "base" and not m.name.startswith("_") and not m.ispkg)
 
 
 def find(kind: str, name: str) -> type[Any]:

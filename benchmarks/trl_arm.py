@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_rl.data.sources.chains import ChainSource
-from agent_rl.rewards.math import extract_answer, is_equal
+from agent_rl.verifier.compare import compare
+from agent_rl.verifier.extraction import extract_answer
 from sandbox.base import ExecResult
 from tools.python import render
 
@@ -81,7 +82,7 @@ def environment(url: str) -> type:
 
 def score(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
     found = [extract_answer(completion[-1]["content"]) for completion in completions]
-    return [float(f is not None and is_equal(f, right)) for f, right in zip(found, answer, strict=True)]
+    return [float(f is not None and compare(right, f) is True) for f, right in zip(found, answer, strict=True)]
 
 
 class Marks(TrainerCallback):

@@ -49,7 +49,7 @@ def random_trajectory(
         attempt=0,
         sampling_params=SamplingParams(temperature=0.7, top_p=top_p),
         reward=float(rng.integers(0, 2)),
-        reward_parts={"outcome": 0.0},
+        reward_parts={},  # so that the reward is the outcome
         stop_reason=StopReason.ANSWER,
     )
 

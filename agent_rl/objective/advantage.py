@@ -9,20 +9,24 @@ from agent_rl.objective.errors import ObjectiveError
 _EPSILON = 1e-6
 
 
-def group_advantages(rewards: Tensor, group_ids: Tensor, config: AdvantageConfig) -> Tensor:
-    """The advantage of each episode of a batch, float [E], from rewards [E] and their groups int [E].
+def group_advantages(
+    rewards: Tensor, group_ids: Tensor, config: AdvantageConfig, outcomes: Tensor | None = None
+) -> Tensor:
+    """The advantage of each episode of a batch, float [E], from rewards [E], their groups int [E] and outcomes [E].
 
     grpo: GRPO, arXiv 2402.03300. dr_grpo: arXiv 2503.20783. rloo: arXiv 2402.14740, eq. 6. reinforce_pp and its
     baseline form: REINFORCE++, arXiv 2501.03262, over episodes, with the outcome as the only reward. Computed in
     float64. Raises `ObjectiveError` (group_of_one) on a group of one, which carries no signal, unless the
-    estimator does not look at groups.
+    estimator does not look at groups. Without `outcomes`, as without shaping, the rewards are the outcomes.
     """
     whole = rewards.double()
     if config.estimator == "reinforce_pp":
         return standardised(whole, config.std_floor).to(rewards.dtype)
     advantages = torch.zeros_like(whole)
+    compared = rewards if outcomes is None or config.filter_on == "reward" else outcomes
     for members in _groups(group_ids):
-        advantages[members] = _within_group(whole[members], config)
+        if not _equal(compared[members]):
+            advantages[members] = _within_group(whole[members], config)
     if config.estimator == "reinforce_pp_baseline" and bool(advantages.any()):
         advantages = advantages / (advantages.std().clamp(min=config.std_floor) + _EPSILON)
     return advantages.to(rewards.dtype)

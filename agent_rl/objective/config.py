@@ -43,6 +43,10 @@ class AdvantageConfig(Settings):
     R - mean within a group, then / (std + 1e-6) over the batch. std has ddof 1."""
     std_floor: float = Field(0.0, ge=0)
     """A std is taken to be at least this; 0 is the plain estimator."""
+    filter_on: Literal["outcome", "reward"] = "outcome"
+    """A group whose episodes all have the same outcome says nothing about right and wrong: its advantages are 0, even
+    where shaping makes its rewards differ. `reward`: shaping teaches in such groups too. `reinforce_pp` has no groups.
+    """
 
     @model_validator(mode="after")
     def _floor(self) -> Self:

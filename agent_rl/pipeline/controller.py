@@ -128,11 +128,13 @@ class Controller:
         self.directory.write_rollouts(generation.batch, episodes)
         if reissued := sum(result.num_reissued for result in results):
             self.directory.ledger.record("reissued", self.step, [], count=reissued)
-        for group_id, reason in selection.dropped.items():
-            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason)
-        if not selection.kept:
-            raise ValueError(f"no group of batch {generation.batch} could be sampled: {selection.message}")
-        self.dropped += dropped_rows(self.step, episodes, selection.dropped)
+        for group_id, (reason, message) in selection.dropped.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason, message=message)
+        if not selection.num_whole:
+            _, message = next(iter(selection.dropped.values()))
+            raise ValueError(f"no group of batch {generation.batch} could be sampled: {message}")
+        reasons = {group_id: reason for group_id, (reason, _) in selection.dropped.items()}
+        self.dropped += dropped_rows(self.step, episodes, reasons)
         self.ready[generation.batch] = [episode.trajectory for episode in selection.kept]
         return rollout_figures(episodes, rounds)
 

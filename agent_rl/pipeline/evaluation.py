@@ -10,9 +10,9 @@ from agent_rl import facts
 from agent_rl.analysis.scores import per_problem
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.rewards.math import normalise
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult, split_tasks
+from agent_rl.verifier.normal import normalise
 
 Wait = Callable[[list[Any]], list[Any]]
 

@@ -1,5 +1,6 @@
 """The figures of a step: rows for metrics.jsonl and for the training facts."""
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,20 @@ def rollout_figures(episodes: list[Episode], rounds: list[list[RolloutResult]]) 
         "sampling_rounds": len(rounds),
         "sampled_reward_mean": float(np.mean([episode.trajectory.reward for episode in episodes])),
         **{f"stop/{reason}": reasons.count(reason) / len(reasons) for reason in sorted(set(reasons))},
+        **reward_figures([episode.trajectory for episode in episodes]),
+    }
+
+
+def reward_figures(trajectories: list[Trajectory]) -> dict[str, float]:
+    """`reward/<part>`: the mean of each part over the episodes that have it; `masked/<reason>`: how many episodes."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        for name, value in trajectory.reward_parts.items():
+            parts[name].append(value)
+    masked = Counter(t.mask_reason for t in trajectories if t.mask_reason is not None)
+    return {
+        **{f"reward/{name}": float(np.mean(values)) for name, values in parts.items()},
+        **{f"masked/{reason}": float(number) for reason, number in masked.items()},
     }
 
 
@@ -47,15 +62,15 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
 
 
 def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) -> list[dict[str, Any]]:
-    """Rows of training facts for the finished episodes of groups that were dropped."""
-    lost = [e.trajectory for e in episodes if e.trajectory.group_id in reasons]
+    """Rows of training facts for finished episodes that are not trained on: dropped with their group, or masked."""
+    lost = [e.trajectory for e in episodes if e.trajectory.group_id in reasons or e.trajectory.mask_reason is not None]
     return [
         {
             "step": step,
             "episode_id": trajectory.episode_id,
             "group_id": trajectory.group_id,
-            "fate": "dropped",
-            "reason": reasons[trajectory.group_id],
+            "fate": "dropped" if trajectory.group_id in reasons else "masked",
+            "reason": reasons.get(trajectory.group_id, trajectory.mask_reason),
         }
         for trajectory in lost
     ]

@@ -22,14 +22,29 @@ class Ledger:
             for line in path.read_text().splitlines():
                 self._apply(**json.loads(line))
 
-    def record(self, event: str, step: int, group_ids: list[int], reason: str | None = None, count: int = 0) -> None:
-        """Apply and append one event: issued, trained, dropped (with a reason) or reissued (with a count)."""
+    def record(
+        self,
+        event: str,
+        step: int,
+        group_ids: list[int],
+        reason: str | None = None,
+        count: int = 0,
+        message: str | None = None,
+    ) -> None:
+        """Apply and append one event: issued, trained, dropped (with a reason) or reissued (with a count).
+
+        `message` is for people: what went wrong, in words.
+        """
         entry = {"event": event, "step": step, "group_ids": group_ids, "reason": reason, "count": count}
         self._apply(event, step, group_ids, reason, count)
+        if message:
+            entry["message"] = message
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def _apply(self, event: str, step: int, group_ids: list[int], reason: str | None, count: int) -> None:
+    def _apply(
+        self, event: str, step: int, group_ids: list[int], reason: str | None, count: int, message: str | None = None
+    ) -> None:
         groups = set(group_ids)
         if event == "issued":
             if known := groups & self.issued:

@@ -62,9 +62,10 @@ class RunDirectory:
         facts.write_part(self.rollout_facts, batch, rows, facts.ROLLOUT_FACTS)
 
     def read_queued(self, batch: int) -> list[Trajectory]:
-        """The trajectories of a batch of the state's queue; episodes of groups that were dropped are left out."""
+        """The trajectories of a batch of the state's queue; those of dropped groups and masked ones are left out."""
         rows = facts.read_part(self.rollout_facts, batch)
-        return [facts.trajectory(row) for row in rows if row["group_id"] in self.state.queue[batch]]
+        found = [facts.trajectory(row) for row in rows if row["group_id"] in self.state.queue[batch]]
+        return [trajectory for trajectory in found if trajectory.mask_reason is None]
 
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from agent_rl.records import Episode
+from agent_rl.records import Episode, Trajectory
 from agent_rl.rollout.worker import RolloutResult
 
 NO_SPREAD = "no_spread"
@@ -11,11 +11,14 @@ NO_SPREAD = "no_spread"
 
 @dataclass(frozen=True)
 class Selection:
-    """`kept` episodes by episode id; `dropped` groups with the reason; `message` of the first failure, if any."""
+    """`kept` episodes by episode id, masked ones left out; `dropped`: (reason, message) of each dropped group.
+
+    `num_whole` counts the groups that were sampled whole, whatever became of them.
+    """
 
     kept: list[Episode]
-    dropped: dict[int, str]
-    message: str = ""
+    dropped: dict[int, tuple[str, str]]
+    num_whole: int
 
     @property
     def num_kept_groups(self) -> int:
@@ -23,29 +26,43 @@ class Selection:
 
 
 def select_groups(results: list[RolloutResult], drop_without_spread: bool) -> Selection:
-    """Keep the groups that are whole and, with dynamic sampling, whose outcomes are not all the same.
+    """Keep the groups that are whole, not masked away and, with dynamic sampling, not all of one outcome.
 
     Dynamic sampling as in DAPO (arXiv 2503.14476, section 3.2): without spread every advantage is 0.
     """
     episodes = sorted_episodes(results)
-    failures = [failure for result in results for failure in result.failed]
-    dropped = {failure.task.group_id: failure.kind for failure in failures}
+    dropped = {f.task.group_id: (f.kind, f.message) for result in results for f in result.failed}
+    whole = [e.trajectory for e in episodes if e.trajectory.group_id not in dropped]
+    dropped |= masked_groups(whole)
+    trained = [t for t in whole if t.group_id not in dropped and t.mask_reason is None]
     if drop_without_spread:
         outcomes: dict[int, set[float]] = defaultdict(set)
-        for episode in episodes:
-            outcomes[episode.trajectory.group_id].add(episode.trajectory.reward_parts["outcome"])
-        flat = {group for group, seen in outcomes.items() if len(seen) == 1}
-        dropped |= dict.fromkeys(sorted(flat - dropped.keys()), NO_SPREAD)
-    kept = [episode for episode in episodes if episode.trajectory.group_id not in dropped]
-    return Selection(kept, dropped, failures[0].message if failures else "")
+        for trajectory in trained:
+            outcomes[trajectory.group_id].add(trajectory.outcome)
+        dropped |= {g: (NO_SPREAD, "its outcomes are all the same") for g, seen in outcomes.items() if len(seen) == 1}
+    kept = [e for e in episodes if e.trajectory.group_id not in dropped and e.trajectory.mask_reason is None]
+    return Selection(kept, dropped, len({t.group_id for t in whole}))
 
 
 def keep_without_spread(selection: Selection, first: list[RolloutResult]) -> Selection:
-    """A selection that kept nothing, with the whole groups of the `first` round kept after all."""
+    """A selection that kept nothing, with the groups of the `first` round kept that lack nothing but spread."""
     kept = select_groups(first, drop_without_spread=False).kept
     groups = {episode.trajectory.group_id for episode in kept}
-    dropped = {group: reason for group, reason in selection.dropped.items() if group not in groups}
-    return Selection(kept, dropped, selection.message)
+    dropped = {group: why for group, why in selection.dropped.items() if group not in groups}
+    return Selection(kept, dropped, selection.num_whole)
+
+
+def masked_groups(trajectories: list[Trajectory]) -> dict[int, tuple[str, str]]:
+    """(reason, message) for each group that masking leaves with fewer than two episodes to compare."""
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.group_id].append(trajectory)
+    found = {}
+    for group_id, members in groups.items():
+        reasons = [t.mask_reason for t in members if t.mask_reason is not None]
+        if reasons and len(members) - len(reasons) < 2:
+            found[group_id] = (f"masked_{reasons[0]}", f"{len(reasons)} of {len(members)} episodes are masked")
+    return found
 
 
 def sorted_episodes(results: list[RolloutResult]) -> list[Episode]:

@@ -1,26 +1,67 @@
-"""What the rollout needs from a reward: a number for a finished episode."""
+"""What the rollout needs from a reward: a score for a finished episode."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
-from agent_rl.records import Prompt, StopReason
+from agent_rl.records import Prompt, StopReason, Turn
 from agent_rl.registry import PartBase
+from agent_rl.verifier.extraction import extract_answer
+
+
+@dataclass(frozen=True)
+class FinishedEpisode:
+    """What a reward sees. `texts`: what the policy wrote, one text a turn; tool output is in `turns` alone."""
+
+    group_id: int
+    episode_id: int
+    attempt: int
+    prompt: Prompt
+    turns: tuple[Turn, ...]
+    texts: tuple[str, ...]
+    stop_reason: StopReason
+
+    @property
+    def final_text(self) -> str | None:
+        """The last turn if it was an answer; None if the episode ended in any other way."""
+        return self.texts[-1] if self.stop_reason is StopReason.ANSWER else None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy wrote, over all turns."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward, its named parts, and, if the episode must not be trained on, why.
+
+    parts["outcome"] is 1.0 for a right answer and 0.0 for any other: groups are filtered and evaluations scored by
+    it. A masked episode takes no part in the loss or in the baseline of its group.
+    """
+
+    reward: float
+    parts: dict[str, float]
+    mask_reason: str | None = None
 
 
 class Reward(PartBase, ABC):
-    """Scores an episode; built as `cls(config)`."""
+    """Scores episodes; built as `cls(config)`, one for each rollout worker."""
 
     @abstractmethod
-    def score(self, prompt: Prompt, final_text: str | None, stop_reason: StopReason) -> tuple[float, dict[str, float]]:
-        """(reward, its named parts). `final_text` is what the policy wrote in its last turn, None if nothing.
-
-        Parts include "outcome", 1.0 for a right answer and 0.0 otherwise. Never raises on what a policy wrote.
-        """
+    async def score(self, episode: FinishedEpisode) -> Score:
+        """Never raises on what a policy wrote. An exception is a failure of the reward: see `rollout.reward_errors`."""
 
     def answer(self, final_text: str) -> str | None:
-        r"""The answer that `score` judges in `final_text`, for majority votes; None if it finds none.
+        """The answer that `score` judges in `final_text`, for majority votes; None if it finds none.
 
-        As it stands the content of the last `\boxed{}`; a reward that reads its answers elsewhere overrides it.
+        As it stands by the rules of `verifier.extraction`; a reward that reads its answers elsewhere overrides it.
         """
-        from agent_rl.rewards.math import extract_answer  # itself a reward
-
         return extract_answer(final_text)
+
+    async def close(self) -> None:
+        """Give back what the reward holds."""
+        return
+
+
+class RewardError(Exception):
+    """A reward that failed, with the episode that it failed on."""

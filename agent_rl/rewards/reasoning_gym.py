@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field
 
 from agent_rl.data.reasoning_gym_tasks import dataset, entry
-from agent_rl.records import Prompt, StopReason
+from agent_rl.records import Prompt
 from agent_rl.registry import PartConfig
-from agent_rl.rewards.base import Reward
-from agent_rl.rewards.math import extract_answer
+from agent_rl.rewards.base import FinishedEpisode, Reward, Score
+from agent_rl.verifier.extraction import extract_answer
 
 
 class ReasoningGymReward(Reward):
@@ -29,14 +29,14 @@ class ReasoningGymReward(Reward):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def score(self, prompt: Prompt, final_text: str | None, stop_reason: StopReason) -> tuple[float, dict[str, float]]:
-        answer = self.answer(final_text or "") if stop_reason == StopReason.ANSWER else None
-        score = self._verify(prompt, answer) if answer is not None else 0.0
+    async def score(self, episode: FinishedEpisode) -> Score:
+        answer = None if episode.final_text is None else self.answer(episode.final_text)
+        score = self._verify(episode.prompt, answer) if answer is not None else 0.0
         outcome = float(score >= self.config.threshold)
-        return outcome, {"outcome": outcome, "score": score}
+        return Score(outcome, {"outcome": outcome, "score": score})
 
     def answer(self, final_text: str) -> str | None:
-        text = extract_answer(final_text) if self.config.answer_in == "boxed" else final_text
+        text = extract_answer(final_text, ("boxed",)) if self.config.answer_in == "boxed" else final_text
         return text.strip() if text is not None else None
 
     def _verify(self, prompt: Prompt, answer: str) -> float:

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from agent_rl.config import RolloutConfig, SamplingConfig
+from agent_rl.config import RolloutConfig, SamplingConfig, TruncatedConfig
 from agent_rl.records import (
     Episode,
     FinishReason,
@@ -16,7 +16,7 @@ from agent_rl.records import (
     TrajectoryBuilder,
     Turn,
 )
-from agent_rl.rewards.base import Reward
+from agent_rl.rewards.base import FinishedEpisode, Reward, RewardError, Score
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.tool_formats.base import ToolFormat
@@ -74,20 +74,21 @@ async def run_episode(
 
     Consumes one task; waits for the engine and the tools; produces the episode with its trajectory.
     `before_turn` is awaited ahead of every generation (the wave gate of the sync regime). Raises what
-    the engine or a tool raises when the infrastructure fails; a failed command is data.
+    the engine or a tool raises when the infrastructure fails, and `RewardError`; a failed command is data.
     """
     tools = parts.make_tools()
     try:
-        return await _drive(task, parts, tools, before_turn)
+        turns, stop, builder = await _drive(task, parts, tools, before_turn)
     finally:
         for tool in tools.values():
             await tool.close()
         parts.engine.release(task.sequence_id)
+    return await _finish(task, parts, turns, stop, builder)  # the sessions are gone: nothing of the policy's runs on
 
 
 async def _drive(
     task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], before_turn: Callable[[], Awaitable[None]]
-) -> Episode:
+) -> tuple[list[Turn], StopReason, TrajectoryBuilder]:
     started, builder, turns = time.monotonic(), TrajectoryBuilder(), list[Turn]()
     forced = parts.renderer.prompt(task.prompt.messages, [tool.schema() for tool in tools.values()])
     # A prompt over the budget leaves no room for a turn: its episode samples nothing, and trains nothing.
@@ -119,7 +120,7 @@ async def _drive(
                     builder.append(forced, turn_id)
                 else:
                     stop = StopReason.MAX_TOKENS
-    return _finish(task, parts, turns, stop, builder)
+    return turns, stop, builder
 
 
 def _sampling_params(task: EpisodeTask, parts: EpisodeParts, turn_id: int, used: int) -> SamplingParams | None:
@@ -194,20 +195,44 @@ def _argument_problem(tool: Tool, call: ToolCall) -> str | None:
     return None
 
 
-def _finish(
+async def _finish(
     task: EpisodeTask, parts: EpisodeParts, turns: list[Turn], stop: StopReason, builder: TrajectoryBuilder
 ) -> Episode:
-    final_text = parts.renderer.decode_turn(turns[-1].completion.token_ids) if stop is StopReason.ANSWER else None
-    reward, reward_parts = parts.reward.score(task.prompt, final_text, stop)
+    texts = tuple(parts.renderer.decode_turn(turn.completion.token_ids) for turn in turns)
+    finished = FinishedEpisode(
+        task.group_id, task.episode_id, task.attempt, task.prompt, tuple(turns), texts, stop_reason=stop
+    )
+    score = apply_truncation(await _score(finished, parts.reward), stop, parts.config.truncated)
     sampling = task.sampling or parts.config.sampling
     trajectory = builder.build(
         group_id=task.group_id,
         episode_id=task.episode_id,
         attempt=task.attempt,
         sampling_params=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k),
-        reward=reward,
-        reward_parts=reward_parts,
+        reward=score.reward,
+        reward_parts=score.parts,
         stop_reason=stop,
+        mask_reason=score.mask_reason,
     )
+    final_text = finished.final_text
     answer = parts.reward.answer(final_text) if final_text is not None else None
     return Episode(task.prompt, tuple(turns), trajectory, final_text, answer)
+
+
+async def _score(episode: FinishedEpisode, reward: Reward) -> Score:
+    """Raises `RewardError`, which names the episode, for anything that goes wrong in the reward."""
+    try:
+        return await reward.score(episode)
+    except Exception as error:
+        where = f"episode {episode.episode_id} of prompt {episode.prompt.index}"
+        raise RewardError(f"the reward of {where} raised {type(error).__name__}: {error}") from error
+
+
+def apply_truncation(score: Score, stop: StopReason, config: TruncatedConfig) -> Score:
+    """`score` as `rollout.truncated` has it. What it takes off is the part "truncated"; the outcome stays."""
+    if stop not in config.stop_reasons or config.policy == "score":
+        return score
+    if config.policy == "mask":
+        return replace(score, mask_reason=score.mask_reason or "truncated")
+    cost = score.reward if config.policy == "zero" else config.penalty
+    return replace(score, reward=score.reward - cost, parts={**score.parts, "truncated": -cost})

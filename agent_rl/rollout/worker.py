@@ -10,6 +10,7 @@ from typing import Any
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Episode
+from agent_rl.rewards.base import RewardError
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, no_wait, run_episode
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
@@ -102,7 +103,7 @@ class RolloutWorker:
     async def _attempts(
         self, task: EpisodeTask, before_turn: Callable[[], Awaitable[None]], result: RolloutResult
     ) -> None:
-        """The episode boundary, where infrastructure failures are caught: the task is issued again, or given up."""
+        """The episode boundary, where failures are caught: the task is issued again, or given up."""
         error: Exception | None = None
         for attempt in range(self.config.rollout.max_attempts):
             result.num_reissued += attempt > 0
@@ -110,6 +111,10 @@ class RolloutWorker:
                 episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
             except ToolError as failure:
                 error = failure
+            except RewardError as failure:
+                error = failure
+                if self.config.rollout.reward_errors == "drop":
+                    break
             except SandboxError as failure:
                 error = failure
                 await self._tool_server_back(failure)
@@ -134,6 +139,7 @@ class RolloutWorker:
         await self.engine.update_weights(path, policy_version)
 
     async def close(self) -> None:
+        await self.parts.reward.close()
         await self.engine.close()
         await self.sandbox.aclose()
 

@@ -100,6 +100,7 @@ def run(
         try:
             return await run_episode(EpisodeTask(prompt, 0, 5, run_seed=1), parts)
         finally:
+            await parts.reward.close()
             await sandbox.aclose()
 
     return asyncio.run(scenario())

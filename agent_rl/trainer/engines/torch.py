@@ -178,8 +178,9 @@ class TorchEngine(PartBase):
 
     def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
         rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
+        outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
         groups = torch.tensor([t.group_id for t in trajectories])
-        found: FloatArray = group_advantages(rewards, groups, self.advantage).numpy()
+        found: FloatArray = group_advantages(rewards, groups, self.advantage, outcomes).numpy()
         return found
 
     def _pack(
