@@ -1,5 +1,6 @@
 """reasoning-gym as a source and as a reward: the same entries everywhere, its own verifier, a threshold."""
 
+import asyncio
 import inspect
 import re
 from typing import Any
@@ -12,6 +13,7 @@ from agent_rl.data.reasoning_gym_tasks import REFUSED, entry
 from agent_rl.data.sources.base import split_of
 from agent_rl.data.sources.reasoning_gym import ReasoningGymSource
 from agent_rl.records import Prompt, StopReason
+from agent_rl.rewards.base import FinishedEpisode, Score
 from agent_rl.rewards.reasoning_gym import ReasoningGymReward
 from agent_rl.rollout.renderer import Renderer
 from tests.configs import QUICKSTART
@@ -29,8 +31,13 @@ def reward(**keys: Any) -> ReasoningGymReward:
     return ReasoningGymReward(ReasoningGymReward.Config(type="reasoning_gym", **keys))
 
 
-def outcome(prompt: Prompt, text: str | None, stop: StopReason = StopReason.ANSWER, **keys: Any) -> float:
-    return reward(**keys).score(prompt, text, stop)[1]["outcome"]
+def score(prompt: Prompt, text: str | None, stop: StopReason = StopReason.ANSWER, **keys: Any) -> Score:
+    episode = FinishedEpisode(0, 0, 0, prompt, (), () if text is None else (text,), stop)
+    return asyncio.run(reward(**keys).score(episode))
+
+
+def outcome(prompt: Prompt, text: str, stop: StopReason = StopReason.ANSWER, **keys: Any) -> float:
+    return score(prompt, text, stop, **keys).parts["outcome"]
 
 
 def test_tasks_by_weight_and_pure() -> None:
@@ -63,20 +70,16 @@ def test_splits_share_no_problem() -> None:
 
 def test_the_verifier_s_score_and_the_threshold() -> None:
     prompt = source(GCD).prompt(0)
-    assert reward().score(prompt, rf"So \boxed{{{prompt.answer}}}", StopReason.ANSWER) == (
-        1.0,
-        {"outcome": 1, "score": 1},
-    )
+    assert score(prompt, rf"So \boxed{{{prompt.answer}}}") == Score(1.0, {"outcome": 1, "score": 1})
     close = (
         rf"\boxed{{{prompt.answer} or so}}"  # the plain verifier gives a share for an answer that holds the right one
     )
-    score = reward().score(prompt, close, StopReason.ANSWER)[1]["score"]
-    assert score == len(prompt.answer) / len(f"{prompt.answer} or so")
+    assert score(prompt, close).parts["score"] == len(prompt.answer) / len(f"{prompt.answer} or so")
     assert (outcome(prompt, close), outcome(prompt, close, threshold=0.1)) == (0, 1)
     assert outcome(prompt, rf"\boxed{{{prompt.answer}}}", StopReason.MAX_TOKENS) == 0
     assert outcome(prompt, prompt.answer) == 0
     assert outcome(prompt, f" {prompt.answer}\n", answer_in="text") == 1
-    assert outcome(prompt, None) == 0
+    assert score(prompt, None, StopReason.DEADLINE).reward == 0
 
 
 def test_an_answer_that_breaks_the_verifier_or_is_too_long_is_wrong() -> None:

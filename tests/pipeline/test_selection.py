@@ -45,10 +45,20 @@ def test_groups_without_spread_are_dropped_with_a_reason() -> None:
     assert kept_groups(results, dynamic=False) == [0, 1, 3]
     assert kept_groups(results, dynamic=True) == [1]
     selection = select_groups(results, True)
-    assert selection.dropped == {2: "SessionLost", 0: "no_spread", 3: "no_spread"}
-    assert selection.message == "gone"
+    assert {g: why for g, (why, _) in selection.dropped.items()} == {2: "SessionLost", 0: "no_spread", 3: "no_spread"}
+    assert selection.dropped[2][1] == "gone"
+    assert selection.num_whole == 3
     assert selection.num_kept_groups == 1
     assert [episode.trajectory.episode_id for episode in selection.kept] == [10, 11]
+
+
+def test_masked_episodes_have_no_say_in_spread_and_are_not_kept() -> None:
+    right, wrong, masked = group(0, 1, 1, 0)
+    masked = Episode(masked.prompt, (), replace(masked.trajectory, mask_reason="truncated"))
+    selection = select_groups([RolloutResult([right, wrong, masked])], True)
+    assert {g: why for g, (why, _) in selection.dropped.items()} == {0: "no_spread"}
+    selection = select_groups([RolloutResult([right, wrong, masked])], False)
+    assert [episode.trajectory.episode_id for episode in selection.kept] == [0, 1]
 
 
 def test_spread_is_that_of_the_outcome_not_of_the_shaped_reward() -> None:
@@ -63,5 +73,5 @@ def test_if_nothing_has_spread_the_first_round_is_kept_and_every_group_has_one_f
     assert not nothing.kept
     selection = keep_without_spread(nothing, rounds[0])
     assert {e.trajectory.group_id for e in selection.kept} == {0}
-    assert selection.dropped == {1: "SessionLost", 2: "no_spread"}
+    assert {g: why for g, (why, _) in selection.dropped.items()} == {1: "SessionLost", 2: "no_spread"}
     assert np.all([e.trajectory.reward_parts["outcome"] == 1 for e in selection.kept])

@@ -66,5 +66,5 @@ def test_algebra_goes_to_a_process() -> None:
 
 def test_registry_finds_it() -> None:
     assert registry.find("reward", "math") is MathReward
-    assert registry.names("reward") == ["composite", "function", "math"]
+    assert registry.names("reward") == ["composite", "function", "math", "reasoning_gym"]
     assert registry.names("shaping") == ["format", "length", "tool_use"]
