@@ -16,12 +16,17 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from latex2sympy2_extended import NormalizationConfig
 from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
 from sympy import UnevaluatedExpr
 
 CORRECT, WRONG = "correct", "wrong"
-_LATEX = [LatexExtractionConfig(boxed_match_priority=-1)]
+# No box inside an answer: the last one in `6 \boxed{5}` would be taken for the whole.
+_SPELLING = NormalizationConfig(
+    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_LATEX = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_SPELLING)]
 _TOLERANCE = 2e-6
 """Relative: a decimal stands for an irrational or unevaluated number if six significant digits agree."""
 
