@@ -29,4 +29,5 @@ def compare(
             say(f"{name}: {record.model}, policy version {record.policy_version}")
         if differing:
             say(f"compared although these settings differ: {', '.join(differing)}")
-        print_table(table, "difference: b - a, with its paired 95 % bootstrap interval over problems")
+        print_table(table, "")
+        say("difference: b - a; low, high: its paired 95 % bootstrap interval over problems")

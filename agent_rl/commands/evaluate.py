@@ -35,7 +35,8 @@ def evaluate(
 
     say(f"{chosen.model}, policy version {chosen.policy_version}: {chosen.config.eval.num_prompts} held-out prompts")
     rows = [{"metric": s.name, "value": s.value, "low": s.low, "high": s.high} for s in record.scores]
-    print_table(pl.DataFrame(rows), "low, high: 95 % bootstrap interval over problems")
+    print_table(pl.DataFrame(rows), "")
+    say("low, high: 95 % bootstrap interval over problems")
     figures = evaluation.figures
     say(f"{figures['eval_turns']:.2f} turns an episode; {int(figures['eval_failed'])} episodes broken")
     say(f"results: {path}")

@@ -1,5 +1,6 @@
 """Scores prompts of the `reasoning_gym` source with the verifier of their own task."""
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -21,8 +22,9 @@ class ReasoningGymReward(Reward):
     class Config(PartConfig):
         threshold: float = Field(default=0.99, gt=0, le=1)
         """The least score that counts as a right answer."""
-        answer_in: Literal["boxed", "text"] = "boxed"
-        r"""Where the answer stands: in the last `\boxed{}`, or it is the whole of the last turn."""
+        answer_in: Literal["boxed", "number", "text"] = "boxed"
+        r"""Where the answer stands: in the last `\boxed{}`, as the last number of the last turn (for models that keep
+        to no format), or it is the whole of the last turn."""
         max_answer_chars: int = Field(default=2000, ge=1)
         """A longer answer is wrong: verifiers were not written for what a policy may write."""
 
@@ -36,6 +38,9 @@ class ReasoningGymReward(Reward):
         return Score(outcome, {"outcome": outcome, "score": score})
 
     def answer(self, final_text: str) -> str | None:
+        if self.config.answer_in == "number":
+            numbers = re.findall(r"-?[0-9]+(?:\.[0-9]+)?", final_text)
+            return numbers[-1] if numbers else None
         text = extract_answer(final_text, ("boxed",)) if self.config.answer_in == "boxed" else final_text
         return text.strip() if text is not None else None
 

@@ -80,6 +80,9 @@ def test_the_verifier_s_score_and_the_threshold() -> None:
     assert outcome(prompt, prompt.answer) == 0
     assert outcome(prompt, f" {prompt.answer}\n", answer_in="text") == 1
     assert score(prompt, None, StopReason.DEADLINE).reward == 0
+    assert outcome(prompt, f"Of 9 and 7.5 it is {prompt.answer}.", answer_in="number") == 1
+    assert outcome(prompt, f"It is {prompt.answer}, not -3.", answer_in="number") == 0
+    assert outcome(prompt, "no idea", answer_in="number") == 0
 
 
 def test_an_answer_that_breaks_the_verifier_or_is_too_long_is_wrong() -> None:
