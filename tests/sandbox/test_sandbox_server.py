@@ -188,7 +188,6 @@ def test_a_killed_zygote_loses_its_sessions_and_another_takes_over(serve: Any) -
     assert eventually(lambda: server.descendants() == [])
     with pytest.raises(SessionLost):
         box.exec(session, "1")
-    box.end(session)
     assert box.run("1 + 1").value == "2"
 
 
