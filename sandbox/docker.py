@@ -142,6 +142,7 @@ def container_options(config: DockerConfig, owner: str) -> dict[str, Any]:
         "user": _NOBODY,
         "working_dir": WORKING_DIRECTORY,
         "network_mode": "none",
+        "dns": ["127.0.0.1"],  # instead of the host's own, which the container could read
         "ipc_mode": "none",
         "read_only": True,
         "cap_drop": ["ALL"],
@@ -152,7 +153,8 @@ def container_options(config: DockerConfig, owner: str) -> dict[str, Any]:
         "nano_cpus": int(config.cpus * 1e9),
         "oom_score_adj": 500,
         "tmpfs": dict.fromkeys(("/tmp", "/dev/shm"), f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"),
-        "ulimits": [Ulimit(name="nofile", soft=256, hard=256), Ulimit(name="core", soft=0, hard=0)],
+        "ulimits": [Ulimit(name="nofile", soft=256, hard=256), Ulimit(name="core", soft=1, hard=1)],
+        # 1 byte: at 0 the kernel would still start a core handler of the host, see core(5)
         # what a session writes goes to this process alone, and never to the host's disk
         "log_config": LogConfig(type="none"),
     }

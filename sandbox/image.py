@@ -6,6 +6,7 @@ registry at hand, `docker build -f sandbox/Dockerfile` makes one that is used al
 """
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -38,15 +39,21 @@ _ENTRYPOINT = f'ENTRYPOINT ["{HOME}/bin/python3", "-s", "-S", "-B", "-m", "sandb
 def build(config: DockerConfig) -> None:
     """Make `config.image` with `config.packages`. Raises `Unsupported` if there is no daemon or it refuses."""
     client = connect()
+    from docker.errors import DockerException
+
+    replaced = client.images.list(config.image)
     changes = [*(f"ENV {name}={value}" for name, value in _ENVIRONMENT.items()), "WORKDIR /tmp", _ENTRYPOINT]
     repository, _, tag = config.image.partition(":")
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         write_tar(file, config.packages)
         file.seek(0)
         said = client.api.import_image(src=file.name, repository=repository, tag=tag or "latest", changes=changes)
-    client.close()
     if '"error"' in said:
         raise Unsupported(f"the docker daemon refused the image: {said.strip().splitlines()[-1]}")
+    for old in replaced:
+        with contextlib.suppress(DockerException):  # a server that still runs may use it
+            client.images.remove(old.id)
+    client.close()
 
 
 def write_tar(file: "IO[bytes]", packages: tuple[str, ...]) -> None:
