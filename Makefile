@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 QWEN3 := .cache/tokenizer-qwen3
 
-.PHONY: setup train test lint wheel tokenizer clean
+.PHONY: setup train test docker-test lint wheel tokenizer clean
 
 setup: .venv/installed
 
@@ -19,6 +19,10 @@ train: setup
 
 test: setup tokenizer
 	$(BIN)/pytest
+
+# As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
+docker-test: setup
+	.ci/docker
 
 lint: setup
 	$(BIN)/ruff check

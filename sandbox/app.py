@@ -113,7 +113,7 @@ class _Gate:
         self._wanted = f"Bearer {token}".encode() if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._wanted is not None:
+        if scope["type"] == "http" and self._wanted is not None:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._wanted):
                 detail = "a bearer token is required: start the client with the server's SANDBOX_TOKEN"

@@ -23,7 +23,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from pydantic import Field
 
 from sandbox import contained
-from sandbox.base import Unavailable, Unsupported
+from sandbox.base import SessionLost, Unavailable, Unsupported
 from sandbox.channel import Channel
 from sandbox.inside_files import WORKING_DIRECTORY
 from sandbox.owners import LABEL, Owner
@@ -196,13 +196,13 @@ class DockerSandbox(SessionPool[DockerSession]):
         try:
             await super()._prove()
         except Unsupported as error:
-            raise Unsupported(f"{error}; if the image {self.config.image} is an old one, {_MAKE_IT}") from error
-        session_id = await self.open()
+            hint = "" if _MAKE_IT in str(error) else f"; if the image {self.config.image} is an old one, {_MAKE_IT}"
+            raise Unsupported(f"{error}{hint}") from error
+
+    async def _check_first(self, session_id: str) -> None:
         lacking = f"[p for p in {self.config.packages!r} if importlib.util.find_spec(p) is None]"
         code = f"import importlib.util\nfrom sandbox.contained import digest\n[digest(), *{lacking}]"
-        result = await self.exec(session_id, code)
-        await self.close_session(session_id)
-        if result.value != repr([contained.digest()]):
+        if (await self.exec(session_id, code)).value != repr([contained.digest()]):
             raise Unsupported(
                 f"the image {self.config.image} is of another version of this package, or lacks one of "
                 f"{', '.join(self.config.packages)}: {_MAKE_IT}"
@@ -249,13 +249,15 @@ class DockerSandbox(SessionPool[DockerSession]):
 
         try:
             return await self._call(inspect)
-        except (DockerException, OSError):
-            return False
+        except (DockerException, OSError) as error:
+            raise SessionLost("the Docker daemon no longer knows the session's container, or is gone") from error
 
     def _on_broken(self, container_id: str) -> None:
         """Kill what broke its channel, unless it is being removed: that is the end of a session, not its break."""
         loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: container_id in self._ending or loop.run_in_executor(None, self._stop_one, container_id))
+        loop.call_soon(
+            lambda: container_id in self._ending or loop.run_in_executor(self._threads, self._stop_one, container_id)
+        )
 
     def _stop_one(self, container_id: str) -> None:
         from docker.errors import DockerException
@@ -277,8 +279,9 @@ class DockerSandbox(SessionPool[DockerSession]):
     async def _tear_down(self) -> None:
         await asyncio.gather(*self._ending.values())
         if self._client is not None:
-            # a container whose making was interrupted is on no list of ours
-            await self._call(self._owner.sweep_own, self._client)
+            with contextlib.suppress(OSError):  # the daemon is gone
+                # a container whose making was interrupted is on no list of ours
+                await self._call(self._owner.sweep_own, self._client)
             self._client.close()
             self._client = None
         if self._reaper is not None:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +85,10 @@ def main() -> None:
     sys.stdin.read()
     from sandbox.docker import connect
 
-    owner.sweep_own(connect())
+    client = connect()
+    for pause_s in (0, 2):  # again, for a container that the daemon was about to make
+        time.sleep(pause_s)
+        owner.sweep_own(client)
 
 
 if __name__ == "__main__":

@@ -262,7 +262,11 @@ class SessionPool(Sandbox, Generic[AnySession]):
         result = await self.exec(session_id, _SELF_CHECK)
         if result.value != "[]":
             raise Unsupported(f"a session started, but it is not isolated: {result.error or result.value}")
+        await self._check_first(session_id)
         await self.close_session(session_id)
+
+    async def _check_first(self, session_id: str) -> None:
+        """Whatever else a backend must see in a first session. Raises `Unsupported`."""
 
     async def _refill(self) -> None:
         with contextlib.suppress(Unavailable, Unsupported):

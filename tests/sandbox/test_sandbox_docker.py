@@ -1,7 +1,10 @@
 """What is Docker's own: what the daemon was told, whose containers are removed when, and what is refused."""
 
+import asyncio
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sandbox import contained
 from sandbox.base import Reason, SessionLost, Unavailable
 from sandbox.docker import DockerChannel, DockerConfig, connect, container_options
 from sandbox.owners import LABEL, Owner
@@ -126,7 +130,7 @@ def test_terminated_it_leaves_no_container(daemon: Any, serve: Any) -> None:
 
 def test_killed_it_leaves_no_container_and_a_new_one_has_lost_the_sessions(daemon: Any, serve: Any) -> None:
     server, box = serve(SMALL)
-    other, other_box = serve(SMALL)
+    _, other_box = serve(SMALL)
     session, others = box.open(), other_box.open()
     other_box.exec(others, "x = 'unharmed'")
     box.exec(session, "import signal; _ = signal.signal(signal.SIGALRM, signal.SIG_IGN)")
@@ -173,29 +177,29 @@ def test_a_container_that_is_killed_from_outside_loses_that_session_only(daemon:
     assert eventually(lambda: container_id not in owned_by(daemon, server.process.pid))
 
 
-def test_pieces_of_the_stream_may_be_cut_anywhere() -> None:
-    class Recorder(DockerChannel):
-        def _break(self, why: str) -> None:
-            raise AssertionError(why)
+def test_the_dockerfile_copies_what_a_session_runs() -> None:
+    text = Path(contained.__file__).with_name("Dockerfile").read_text()
+    assert set(re.findall(r"sandbox/(\w+)\.py", text)) == set(contained.SOURCES)
 
-    frame = b"\0\0\0\x02{}"
+
+def test_pieces_of_the_stream_may_be_cut_anywhere() -> None:
+    body = b'{"ready": true}'
+    frame = len(body).to_bytes(4, "big") + body
     wrapped = b"".join(b"\1\0\0\0" + len(piece).to_bytes(4, "big") + piece for piece in (frame[:3], frame[3:]))
 
-    class Waiting:
-        answer = b""
-
-        def done(self) -> bool:
-            return bool(self.answer)
-
-        def set_result(self, body: bytes) -> None:
-            self.answer = body
+    async def received(step: int) -> bool:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel = await DockerChannel.connect(ours, 64, lambda: None)
+            for start in range(0, len(wrapped), step):
+                theirs.send(wrapped[start : start + step])
+                await asyncio.sleep(0)
+            ready = (await channel.ready()).ready
+            channel.close()
+            return ready
 
     for step in range(1, len(wrapped) + 1):
-        channel: Any = Recorder(64, lambda: None)
-        channel._waiting = Waiting()
-        for start in range(0, len(wrapped), step):
-            channel.data_received(wrapped[start : start + step])
-        assert channel._waiting.answer == b"{}"
+        assert asyncio.run(received(step))
 
 
 def test_an_owner_reads_back_and_is_alive_while_its_process_is() -> None:
