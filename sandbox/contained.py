@@ -65,7 +65,3 @@ def main() -> None:
         return
     write(pipes, {"ready": True})
     serve(pipes, config)
-
-
-if __name__ == "__main__":
-    main()

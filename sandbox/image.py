@@ -33,7 +33,8 @@ _ENVIRONMENT = {
     "PYTHONHOME": HOME,
     "PYTHONPATH": f"{OWN}:{PACKAGES}",
 }
-_ENTRYPOINT = f'ENTRYPOINT ["{HOME}/bin/python3", "-s", "-S", "-B", "-m", "sandbox.contained"]'
+_START = "from sandbox.contained import main; main()"
+_ENTRYPOINT = f'ENTRYPOINT ["{HOME}/bin/python3", "-s", "-S", "-B", "-c", "{_START}"]'
 
 
 def build(config: DockerConfig) -> None:

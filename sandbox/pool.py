@@ -233,7 +233,8 @@ class SessionPool(Sandbox, Generic[AnySession]):
                 yield
         except (BrokenChannel, TimeoutError) as error:
             session.channel.close()
-            raise SessionLost(f"the session ended during a file transfer: {error or 'it took too long'}") from error
+            why = str(error) or "it took longer than a call may"
+            raise SessionLost(f"the session ended during a file transfer: {why}") from error
 
     def _take_warm(self) -> AnySession | None:
         while self._warm:
@@ -249,7 +250,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
             async with asyncio.timeout(_READY_S):
                 ready = await channel.ready()
         except (BrokenChannel, TimeoutError) as error:
-            raise Unavailable(f"a session could not be made: {error or 'it was not ready in time'}") from error
+            raise Unavailable(f"a session could not be made: {str(error) or 'it was not ready in time'}") from error
         if not ready.ready:
             raise Unavailable(f"a session could not be isolated: {ready.error}")
 

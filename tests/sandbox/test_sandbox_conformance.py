@@ -269,8 +269,10 @@ def test_files_go_in_and_out_whole(box: Box) -> None:
     assert box.get(session, "empty") == b""
     box.exec(session, "_ = open('naïve 50%.txt', 'w').write('made inside')\nos.chdir('/')")
     assert box.get(session, "naïve 50%.txt") == b"made inside"
+    box.put(session, "helper.py", b"def twice(x):\n  return 2 * x\n")
+    assert box.exec(session, "os.chdir('/tmp')\nimport helper\nhelper.twice(21)").value == "42"
     other = box.open()
-    with pytest.raises(FileRefused):
+    with pytest.raises(FileRefused, match="No such file"):
         box.get(other, "empty")
     box.end(other)
     box.end(session)
@@ -312,7 +314,7 @@ def test_a_session_that_forges_files_ends_only_itself(box: Box) -> None:
         box.get(session, "x")
     with pytest.raises(SessionLost):
         box.exec(session, "1")
-    piece = base64.b64encode(b"x" * 900).decode()
+    piece = base64.b64encode(b"x" * 1500).decode()
     endless = f"{{'stdout': '', 'stderr': '', 'value': {piece!r}, 'error': None, 'reason': 'ok', 'truncated': False}}"
     box.exec(other, f"from sandbox import inside_files\ninside_files.answer = lambda request: {endless}")
     with pytest.raises(FileRefused, match="more than 4194304 bytes"):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from sandbox import contained
 from sandbox.base import Reason, SessionLost, Unavailable
 from sandbox.docker import DockerChannel, DockerConfig, connect, container_options
+from sandbox.image import write_tar
 from sandbox.owners import LABEL, Owner
 from tests.sandbox.conftest import require
 from tests.sandbox.test_sandbox_server import eventually, refusal
@@ -180,6 +182,22 @@ def test_a_container_that_is_killed_from_outside_loses_that_session_only(daemon:
 def test_the_dockerfile_copies_what_a_session_runs() -> None:
     text = Path(contained.__file__).with_name("Dockerfile").read_text()
     assert set(re.findall(r"sandbox/(\w+)\.py", text)) == set(contained.SOURCES)
+
+
+def test_the_image_holds_python_and_packages_and_nothing_else(tmp_path: Path) -> None:
+    with (tmp_path / "root.tar").open("w+b") as file:
+        write_tar(file, ("mpmath",))
+        file.seek(0)
+        with tarfile.open(fileobj=file) as tar:
+            entries = {entry.name: entry for entry in tar.getmembers()}
+    assert entries["tmp"].mode == 0o1777
+    assert {entry.uid for entry in entries.values()} == {0}
+    assert not any(entry.mode & 0o6022 for name, entry in entries.items() if name != "tmp")
+    assert {"python/bin/python3", "packages/mpmath/__init__.py", "own/sandbox/cell.py"} <= set(entries)
+    assert any(name.startswith("python/libraries/libc.so") for name in entries)
+    outside = ("python/", "packages/mpmath/", "own/sandbox/", "lib")
+    files = [name for name, entry in entries.items() if entry.isreg()]
+    assert [name for name in files if not name.startswith(outside) or "/site-packages/" in name] == []
 
 
 def test_pieces_of_the_stream_may_be_cut_anywhere() -> None:
