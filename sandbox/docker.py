@@ -29,6 +29,7 @@ from sandbox.inside_files import WORKING_DIRECTORY
 from sandbox.owners import LABEL, Owner
 from sandbox.pool import PoolConfig, Session, SessionPool
 
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 _NOBODY = "65534:65534"
 _STARTS_AT_ONCE = 4
 _CALLS_AT_ONCE = 8
@@ -102,10 +103,13 @@ def connect() -> Any:
         from docker.errors import DockerException
     except ImportError as error:
         raise Unsupported("the docker backend needs Docker's Python SDK: pip install docker") from error
-    where = os.environ.get("DOCKER_HOST") or "the default socket"
-    if not where.startswith(("the default", "unix:", "tcp:")) or os.environ.get("DOCKER_TLS_VERIFY"):
+    where = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
+    if not where.startswith(("unix:", "tcp:")) or os.environ.get("DOCKER_TLS_VERIFY"):
         raise Unsupported(f"the docker backend attaches over a unix or plain tcp socket only, not over {where}")
     try:
+        if where.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as probe:  # the SDK leaks its socket where this fails
+                probe.connect(where.removeprefix("unix://"))
         client = docker.from_env(max_pool_size=_CALLS_AT_ONCE)
         client.ping()
     except (DockerException, OSError) as error:

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sandbox.base import Unsupported
+
 LABEL = "agent-rl.sandbox.owner"
 
 
@@ -25,6 +27,9 @@ class Owner(NamedTuple):
 
     @classmethod
     def this_process(cls) -> "Owner":
+        """Raises `Unsupported` where there is no Linux to ask."""
+        if not sys.platform.startswith("linux"):
+            raise Unsupported(f"the docker backend needs a Linux host; here it is {sys.platform}")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
         return cls(boot, namespace, os.getpid(), _start_ticks(os.getpid()) or 0)
