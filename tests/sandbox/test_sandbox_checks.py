@@ -29,7 +29,7 @@ def test_what_a_first_session_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("one process each" in zygote[2].detail) == bool(zygote[2].fix)
 
 
-def test_an_image_that_is_missing_names_the_command() -> None:
+def test_a_missing_docker_image_names_the_command() -> None:
     require("docker")
     *_, image = checks("no-such-image")
     assert (image.name, image.ok) == ("docker: image", False)
