@@ -5,7 +5,7 @@ BIN := .venv/bin
 QWEN3 := .cache/tokenizer-qwen3
 SMOLLM2 := .cache/smollm2
 
-.PHONY: setup train test lint wheel tokenizer eval-smollm2 clean
+.PHONY: setup train test docker-test lint wheel tokenizer eval-smollm2 clean
 
 setup: .venv/installed
 
@@ -20,6 +20,10 @@ train: setup
 
 test: setup tokenizer
 	$(BIN)/pytest
+
+# As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
+docker-test: setup
+	.ci/docker
 
 lint: setup
 	$(BIN)/ruff check

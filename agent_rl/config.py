@@ -15,6 +15,7 @@ from agent_rl.records import StopReason
 from agent_rl.registry import PartKind
 from agent_rl.routers import ROUTED_MODELS
 from agent_rl.settings import Settings, check
+from sandbox.backends import BackendConfig
 from sandbox.zygote import ZygoteConfig
 
 BUILTIN = "builtin:"
@@ -103,8 +104,8 @@ class SandboxConfig(Settings):
 
     url: str | None = None
     """Address of a running tool server; null starts one on loopback for this run."""
-    server: ZygoteConfig = ZygoteConfig()
-    """Sessions and limits of the server that the run starts; one at `url` has its own."""
+    server: BackendConfig = ZygoteConfig()
+    """The server that the run starts: `type: zygote` or `docker`, sessions, limits. One at `url` has its own."""
     patience_s: float = Field(60.0, gt=0)
     """How long a run waits for a tool server that has gone before it stops with a message."""
 

@@ -38,7 +38,7 @@ def check(model: type[Model], mapping: Mapping[str, Any], name: str = "") -> Mod
 
 
 def _sentence(model: type[BaseModel], problem: Any, name: str) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    where, _ = _located(model, problem["loc"])
     if problem["type"] == "extra_forbidden":
         return _unknown_key(model, problem["loc"], where, name)
     if problem["type"] == "missing":
@@ -50,20 +50,34 @@ def _sentence(model: type[BaseModel], problem: Any, name: str) -> str:
 
 
 def _unknown_key(model: type[BaseModel], location: tuple[Any, ...], where: str, name: str) -> str:
-    owner = _model_at(model, location[:-1])
+    _, owner = _located(model, location[:-1])
     known = list(owner.model_fields) if owner else []
     nearest = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none here'}"
     return f"unknown key {where!r}{f' in {name}' if name else ''}; {hint}"
 
 
-def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The config model that the path `location` leads to, through lists and optional fields; None if none does."""
-    found: Any = model
+def _located(model: type[BaseModel], location: tuple[Any, ...]) -> tuple[str, type[BaseModel] | None]:
+    """The dotted path as the user wrote it, and the config model that it leads to; None if none does.
+
+    Pydantic puts the `type` of a union's member into the path, where the user wrote nothing.
+    """
+    path: list[str] = []
+    models = [model]
     for part in location:
+        named = [m for m in models if "type" in m.model_fields and m.model_fields["type"].default == part]
+        if len(models) > 1 and named:
+            models = named
+            continue
+        path.append(str(part))
         if isinstance(part, str):
-            field = getattr(found, "model_fields", {}).get(part)
-            found = field.annotation if field else None
-        while (arguments := get_args(found)) and not hasattr(found, "model_fields"):
-            found = next((a for a in arguments if hasattr(a, "model_fields")), arguments[0])
-    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+            field = models[0].model_fields.get(part) if models else None
+            models = _members(field.annotation) if field else []
+    return ".".join(path), models[0] if models else None
+
+
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    """The config models in a field's type, through lists, unions and optional fields."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [member for argument in get_args(annotation) for member in _members(argument)]

@@ -5,7 +5,8 @@ A command that fails is a result with a reason; a sandbox that fails is an excep
     SandboxError
     ├── Unsupported     isolation cannot be had on this machine; says what is missing and how to get it
     ├── Unavailable     the sandbox or its server cannot be reached, or has no room for another session
-    └── SessionLost     the session is unknown: closed, expired, ended by its own code, or of an earlier server
+    ├── SessionLost     the session is unknown: closed, expired, ended by its own code, or of an earlier server
+    └── FileRefused     a file that cannot be put or got: its name, its size, or the session's own reason
 
 Nothing that a session writes is trusted: grading happens outside of it.
 """
@@ -30,6 +31,10 @@ class Unavailable(SandboxError):  # noqa: N818
 
 class SessionLost(SandboxError):  # noqa: N818
     """The session is gone, and its variables with it; open another one."""
+
+
+class FileRefused(SandboxError):  # noqa: N818
+    """The file cannot be put or got; the session itself goes on."""
 
 
 class Reason(enum.StrEnum):
@@ -93,8 +98,28 @@ class Sandbox(ABC):
         """A new session's id. Raises `Unavailable` if there is no room."""
 
     @abstractmethod
-    async def exec(self, session_id: str, code: str, wall_s: float | None = None) -> ExecResult:
-        """Run `code` in the session; variables persist. Raises `SessionLost` if the session is unknown."""
+    async def exec(
+        self, session_id: str, code: str, wall_s: float | None = None, max_output_bytes: int | None = None
+    ) -> ExecResult:
+        """Run `code` in the session; variables persist. Raises `SessionLost` if the session is unknown.
+
+        `wall_s` (seconds) and `max_output_bytes` lower the session's own limits for this call, never raise them.
+        """
+
+    @abstractmethod
+    async def put_file(self, session_id: str, name: str, content: bytes) -> None:
+        """Write a file into the session's working directory; `name` is a relative path in it.
+
+        Raises `FileRefused` if the name leaves that directory or the session has no room, `SessionLost` if the
+        session is unknown.
+        """
+
+    @abstractmethod
+    async def get_file(self, session_id: str, name: str) -> bytes:
+        """The content of a file in the session's working directory: untrusted, at most the size of its /tmp.
+
+        Raises `FileRefused` if there is no such regular file, `SessionLost` if the session is unknown.
+        """
 
     @abstractmethod
     async def close_session(self, session_id: str) -> None:

@@ -4,6 +4,7 @@ The code shares this interpreter and can rewrite everything in here: what comes 
 """
 
 import ast
+import errno
 import io
 import signal
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 FLOOD_FACTOR = 64
 _FRAMES_SHOWN = 5
 _ERROR_CHARS = 2000
+_NO_INPUT = "nobody can answer input() here: write the values into the code"
+_NO_NETWORK = "(there is no network here: nothing can be downloaded or reached)"
 
 
 class Timeout(BaseException):
@@ -54,6 +57,19 @@ class Capture(io.RawIOBase):
         return (f"{head}\n... [{left_out} bytes left out] ...\n{tail}", True) if left_out else (head + tail, False)
 
 
+class NoInput(io.TextIOBase):
+    """The standard input of code that nobody types for: whoever reads it is told at once."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        raise EOFError(_NO_INPUT)
+
+    def read(self, size: int | None = -1, /) -> str:
+        raise EOFError(_NO_INPUT)
+
+
 def _text_stream(capture: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(capture, "utf-8", "backslashreplace", write_through=True)
 
@@ -74,6 +90,7 @@ class Cell:
         """The reply fields for `code`: stdout, stderr, value, error, reason, truncated."""
         streams = (Capture(limit), Capture(limit))
         sys.stdout, sys.stderr = (_text_stream(stream) for stream in streams)
+        sys.stdin = NoInput()
         value, error, reason = self._guarded(code, wall_s)
         stdout, stderr = (stream.text() for stream in streams)
         shown = Capture(limit)
@@ -135,7 +152,18 @@ def describe(error: BaseException) -> str:
         message = str(error)
     except Exception as broken:
         message = f"(its message failed: {type(broken).__name__})"
-    return "\n".join([*frames, f"{type(error).__name__}: {message}" if message else type(error).__name__])
+    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return "\n".join([*frames, f"{said} {_NO_NETWORK}" if _wanted_network(error) else said])
+
+
+def _wanted_network(error: object) -> bool:
+    """Whether an error is, or wraps, that of a refused socket or of a name that nobody could look up."""
+    for _ in range(_FRAMES_SHOWN):
+        if isinstance(error, OSError) and (error.errno == errno.ENETUNREACH or type(error).__name__ == "gaierror"):
+            return True
+        inner = getattr(error, "reason", None) or getattr(error, "__cause__", None)
+        error = inner or getattr(error, "__context__", None)
+    return False
 
 
 def _own_frames(traceback: TracebackType | None) -> list[str]:

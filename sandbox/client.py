@@ -2,19 +2,20 @@
 
 An exec carries a request id that the server remembers, so repeating a request whose answer got lost is
 safe: it runs at most once. Errors are those of `sandbox.base`: `Unavailable` if the server is gone, has no
-room for `open_wait_s`, or refuses the token; `SessionLost` if it no longer knows the session.
+room for `open_wait_s`, or refuses the token; `SessionLost` if it no longer knows the session; `FileRefused`.
 """
 
 import asyncio
 import json
 import secrets
 import time
+import urllib.parse
 from typing import Any
 
 import httpcore
 from pydantic import TypeAdapter, ValidationError
 
-from sandbox.base import ExecResult, Sandbox, SessionLost, Unavailable
+from sandbox.base import ExecResult, FileRefused, Sandbox, SessionLost, Unavailable
 
 _CONNECT_S = 5.0
 _MARGIN_S = 30.0
@@ -47,28 +48,47 @@ class SandboxClient(Sandbox):
         """A new session's id. Waits for room; raises `Unavailable` after `open_wait_s` seconds."""
         deadline, pause = time.monotonic() + self._open_wait_s, _FULL_POLL_S
         while True:
-            response = await self._send("POST", "/sessions", None, _MARGIN_S)
+            response = await self._send("POST", "/sessions", b"", _MARGIN_S)
             if response.status != 503 or time.monotonic() > deadline:
                 return str(self._checked(response)["session_id"])
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    async def exec(self, session_id: str, code: str, wall_s: float | None = None) -> ExecResult:
-        """Run `code` in the session, at most once. `wall_s`: time limit in seconds, None for the server's own."""
-        body = {"code": code, "wall_s": wall_s, "request_id": secrets.token_hex(8)}
-        response = await self._send("POST", f"/sessions/{session_id}/exec", body, (wall_s or _EXEC_S) + _MARGIN_S)
+    async def exec(
+        self, session_id: str, code: str, wall_s: float | None = None, max_output_bytes: int | None = None
+    ) -> ExecResult:
+        """Run `code` in the session, at most once. A limit (seconds, bytes) that is None is the server's own."""
+        body = {
+            "code": code,
+            "wall_s": wall_s,
+            "max_output_bytes": max_output_bytes,
+            "request_id": secrets.token_hex(8),
+        }
+        content = json.dumps(body).encode()
+        response = await self._send("POST", f"/sessions/{session_id}/exec", content, (wall_s or _EXEC_S) + _MARGIN_S)
         try:
             return _RESULT.validate_python(self._checked(response))
         except ValidationError as error:
             raise Unavailable(f"{self._url} does not answer like a tool server: {error}") from error
 
+    async def put_file(self, session_id: str, name: str, content: bytes) -> None:
+        """Write a file into the session's working directory. Raises as `Sandbox.put_file` does."""
+        self._checked(await self._send("PUT", _file_path(session_id, name), content, _EXEC_S + _MARGIN_S))
+
+    async def get_file(self, session_id: str, name: str) -> bytes:
+        """The content of a file of the session, which is untrusted. Raises as `Sandbox.get_file` does."""
+        response = await self._send("GET", _file_path(session_id, name), b"", _EXEC_S + _MARGIN_S)
+        if response.status >= 300:
+            self._checked(response)
+        return response.content
+
     async def close_session(self, session_id: str) -> None:
         """End the session. Raises `SessionLost` if it is unknown."""
-        self._checked(await self._send("DELETE", f"/sessions/{session_id}", None, _MARGIN_S))
+        self._checked(await self._send("DELETE", f"/sessions/{session_id}", b"", _MARGIN_S))
 
     async def health(self) -> dict[str, Any]:
         """The server's `Health`."""
-        return self._checked(await self._send("GET", "/health", None, _CONNECT_S))
+        return self._checked(await self._send("GET", "/health", b"", _CONNECT_S))
 
     async def aclose(self) -> None:
         """Close the connections; sessions stay open until they are closed or expire."""
@@ -90,13 +110,14 @@ class SandboxClient(Sandbox):
         detail = body.get("detail")
         if response.status == 404:
             raise SessionLost(str(detail))
+        if response.status in (409, 413):
+            raise FileRefused(str(detail))
         if response.status in (401, 500, 503):
             raise Unavailable(f"the tool server at {self._url}: {detail}")
         raise ValueError(f"the tool server refused the request ({response.status}): {detail}")
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpcore.Response:
+    async def _send(self, method: str, path: str, content: bytes, timeout_s: float) -> httpcore.Response:
         """One request, repeated once on a new connection if the old one broke."""
-        content = b"" if body is None else json.dumps(body).encode()
         headers = [*self._headers, (b"content-length", b"%d" % len(content))]
         times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
         for attempt in range(1, _ATTEMPTS + 1):
@@ -133,3 +154,7 @@ class SandboxClient(Sandbox):
             await connection.aclose()
         else:
             self._idle.append(connection)
+
+
+def _file_path(session_id: str, name: str) -> str:
+    return f"/sessions/{session_id}/files/{urllib.parse.quote(name, safe='/')}"

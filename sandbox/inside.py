@@ -16,14 +16,22 @@ import signal
 import socket
 import struct
 import sys
-from typing import Any
+from typing import Any, Protocol
 
-from sandbox import seccomp, syscalls
+from sandbox import inside_files, seccomp, syscalls
 from sandbox.cell import Cell
 
 _CHANNEL, _SPARE = 3, 200
 _MIB = 1 << 20
 _MAX_FRAME = 1 << 26
+
+
+class Connection(Protocol):
+    """What a session needs of its socket; `sandbox.contained` has one made of two pipes."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
 
 
 def main() -> None:
@@ -36,7 +44,7 @@ def main() -> None:
     for name in config["preload"]:
         importlib.import_module(name)
     config["filter"] = seccomp.program(config["allow_fork"])
-    config["address_space"] = _address_space() + config["memory_mb"] * _MIB
+    config["address_space"] = address_space() + config["memory_mb"] * _MIB
     syscalls.forbid_privileges()
     _warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -76,7 +84,8 @@ def _fork_session(control: socket.socket, channel: int, own_namespace: int, conf
     os.close(pidfd)
 
 
-def _address_space() -> int:
+def address_space() -> int:
+    """Bytes of address space that this process has now."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
@@ -86,8 +95,8 @@ def _session(channel: int, config: dict[str, Any]) -> None:
     try:
         _isolate(channel, config)
         connection = socket.socket(fileno=_CHANNEL)
-        _write(connection, {"ready": True})
-        _serve(connection, config)
+        write(connection, {"ready": True})
+        serve(connection, config)
     except BaseException as error:
         with contextlib.suppress(BaseException):
             os.write(_CHANNEL, _frame({"ready": False, "error": f"{type(error).__name__}: {error}"}))
@@ -106,7 +115,7 @@ def _isolate(channel: int, config: dict[str, Any]) -> None:
     os.chdir("/tmp")
     os.setsid()
     _own_descriptors(channel)
-    _set_limits(config)
+    set_limits(config)
     syscalls.drop_capabilities()
     syscalls.install_seccomp(config["filter"])
 
@@ -121,7 +130,8 @@ def _own_descriptors(channel: int) -> None:
     os.closerange(_CHANNEL + 1, 1024)
 
 
-def _set_limits(config: dict[str, Any]) -> None:
+def set_limits(config: dict[str, Any]) -> None:
+    """The limits of each process of a session; `address_space` is in bytes."""
     limits = {
         resource.RLIMIT_AS: config["address_space"],
         resource.RLIMIT_FSIZE: config["tmp_mb"] * _MIB,
@@ -136,17 +146,21 @@ def _set_limits(config: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (config["cpu_s"], config["cpu_s"] + 1))
 
 
-def _serve(connection: socket.socket, config: dict[str, Any]) -> None:
+def serve(connection: Connection, config: dict[str, Any]) -> None:
+    """Answer requests until the host closes the connection."""
     gc.enable()
     random.seed(0)  # the same code gives the same output in every session
     cell = Cell()
     while (request := _read(connection)) is not None:
-        fields = cell.run(request["code"], request["wall_s"], config["max_output_bytes"])
+        if "code" in request:
+            fields = cell.run(request["code"], request["wall_s"], request["max_output_bytes"])
+        else:
+            fields = inside_files.answer(request)
         if os.getpid() != 1:
             os._exit(0)  # a child that the code forked and that fell through to here
         if config["allow_fork"]:
             _end_children()
-        _write(connection, {"id": request["id"], **fields})
+        write(connection, {"id": request["id"], **fields})
 
 
 def _end_children() -> None:
@@ -163,11 +177,11 @@ def _frame(message: dict[str, Any]) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
-def _write(connection: socket.socket, message: dict[str, Any]) -> None:
+def write(connection: Connection, message: dict[str, Any]) -> None:
     connection.sendall(_frame(message))
 
 
-def _read(connection: socket.socket) -> dict[str, Any] | None:
+def _read(connection: Connection) -> dict[str, Any] | None:
     """The next request, or None when the host has closed the channel."""
     header = connection.recv(4, socket.MSG_WAITALL)
     if len(header) < 4:

@@ -55,6 +55,12 @@ def root_binds(packages: tuple[str, ...]) -> dict[str, str]:
     else:
         binds[f"{_HOME}/lib"] = f"{sys.base_prefix}/lib"
     binds[f"{_OWN}/sandbox"] = str(Path(__file__).resolve().parent)
+    return binds | package_binds(packages)
+
+
+def package_binds(packages: tuple[str, ...]) -> dict[str, str]:
+    """Where installed packages go: path inside -> path on the host. Raises `ValueError` for one that is missing."""
+    binds = {}
     for package in packages:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-import yaml
-from pydantic import ValidationError
 
 from sandbox.app import make_app
+from sandbox.backends import make_sandbox, read_config
 from sandbox.base import Unsupported
-from sandbox.zygote import ZygoteConfig, ZygoteSandbox
+from sandbox.pool import SessionPool
+from sandbox.zygote import ZygoteConfig
 
 _KEEP_ALIVE_S = 120
 _PARENT_POLL_S = 0.25
@@ -27,7 +28,7 @@ _PARENT_POLL_S = 0.25
 class _Server(uvicorn.Server):
     """uvicorn that says when it listens, ends sessions before connections, and leaves signals to us."""
 
-    def __init__(self, config: uvicorn.Config, address: str, sandbox: ZygoteSandbox) -> None:
+    def __init__(self, config: uvicorn.Config, address: str, sandbox: SessionPool[Any]) -> None:
         super().__init__(config)
         self._address, self._sandbox = address, sandbox
 
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m sandbox.server", description="Serve sandboxed Python over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; others than loopback need $SANDBOX_TOKEN")
     parser.add_argument("--port", type=int, default=8765, help="port to bind; 0 picks a free one")
-    parser.add_argument("--config", type=Path, help="YAML with the keys of sandbox.zygote.ZygoteConfig")
+    parser.add_argument("--config", type=Path, help="YAML of the backend, its `type` and keys; see sandbox/README.md")
     parser.add_argument("--die-with-parent", action="store_true", help="stop when the process that started this ends")
     options = parser.parse_args(arguments)
     try:
@@ -66,7 +67,7 @@ async def _run(options: argparse.Namespace, token: str | None) -> None:
     # two descriptors a session, and one a connection
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    sandbox = ZygoteSandbox(_config(options.config))
+    sandbox = make_sandbox(read_config(options.config) if options.config else ZygoteConfig())
     listener = _bind(options.host, options.port)
     try:
         await sandbox.start()
@@ -83,7 +84,7 @@ async def _run(options: argparse.Namespace, token: str | None) -> None:
         await sandbox.stop()
 
 
-def _uvicorn_config(sandbox: ZygoteSandbox, token: str | None) -> uvicorn.Config:
+def _uvicorn_config(sandbox: SessionPool[Any], token: str | None) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(sandbox, token),
         log_level="warning",
@@ -100,19 +101,6 @@ async def _stop_with(parent: int, server: _Server) -> None:
     while os.getppid() == parent:
         await asyncio.sleep(_PARENT_POLL_S)
     server.should_exit = True
-
-
-def _config(path: Path | None) -> ZygoteConfig:
-    if path is None:
-        return ZygoteConfig()
-    if not path.is_file():
-        raise ValueError(f"there is no config file {path}; give --config an existing YAML file or leave it out")
-    try:
-        return ZygoteConfig.model_validate(yaml.safe_load(path.read_text()) or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: `{key}`: {first['msg']}; see sandbox.zygote.ZygoteConfig") from error
 
 
 def _is_loopback(host: str) -> bool:

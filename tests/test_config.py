@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from agent_rl import registry
-from agent_rl.config import RunConfig, apply_override, dump, load
+from agent_rl.config import RunConfig, SandboxConfig, apply_override, dump, load
 from agent_rl.run import train
 from agent_rl.settings import Settings, check
 
@@ -88,12 +88,29 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"rollout": {"tools": "python"}}, "rollout.tools: must be a list, got 'python'"),
         ({"pipeline": {"type": "batch_async", "exact_lag": -1}}, "pipeline.exact_lag: Input should be"),
         ({"rollout": {"tool_format": "bare", "tools": ["python", "python"]}}, "use tool_format hermes for several"),
+        ({"sandbox": {"server": {"type": "podman"}}}, "sandbox.server: must be a mapping whose `type` is zygote"),
+        ({"sandbox": {"server": {"max_sesions": 9}}}, "'sandbox.server.max_sesions'; did you mean 'max_sessions'?"),
+        (
+            {"sandbox": {"server": {"type": "docker", "imag": "x"}}},
+            "unknown key 'sandbox.server.imag'; did you mean 'image'?",
+        ),
+        (
+            {"sandbox": {"server": {"type": "docker", "limits": {"memory_mb": 3}}}},
+            "sandbox.server.limits.memory_mb: Input should be greater than or equal to 32, got 3",
+        ),
     ],
 )
 def test_bad_values_get_one_sentence(mapping: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         check(RunConfig, mapping)
     assert "\n" not in str(caught.value)
+
+
+def test_the_sandbox_is_the_zygotes_unless_the_config_says_docker() -> None:
+    assert check(RunConfig, {"sandbox": {"server": {"max_sessions": 200}}}).sandbox.server.type == "zygote"
+    docker = check(RunConfig, {"sandbox": {"server": {"type": "docker", "cpus": 2}}}).sandbox
+    assert (docker.server.type, docker.server.model_dump()["cpus"]) == ("docker", 2.0)
+    assert check(SandboxConfig, docker.model_dump(mode="json")) == docker  # as it travels to the server's own process
 
 
 def test_keys_inside_lists_and_optional_models_get_the_nearest_name_too() -> None:

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.base import ExecResult, SandboxError
+from sandbox.base import ExecResult, SandboxError, Unsupported
 from sandbox.client import SandboxClient
+from sandbox.docker import DockerConfig, connect, find_image
 
+BACKENDS = ("zygote", "docker")
+"""All that the conformance suite runs. SANDBOX_BACKENDS, a list with commas, names those that must not be skipped."""
+REQUIRED = os.environ.get("SANDBOX_BACKENDS", "zygote").split(",")
 LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 5.0, "max_processes": 8, "max_output_bytes": 2000}
 CONFIG = {"max_sessions": 40, "warm_sessions": 2, "limits": LIMITS}
 
@@ -65,10 +69,20 @@ class Box:
     def open(self) -> str:
         return str(self.wait(self.client.open()))
 
-    def exec(self, session_id: str, code: str, wall_s: float | None = None) -> ExecResult:
-        result = self.wait(self.client.exec(session_id, code, wall_s))
+    def exec(
+        self, session_id: str, code: str, wall_s: float | None = None, max_output_bytes: int | None = None
+    ) -> ExecResult:
+        result = self.wait(self.client.exec(session_id, code, wall_s, max_output_bytes))
         assert isinstance(result, ExecResult)
         return result
+
+    def put(self, session_id: str, name: str, content: bytes) -> None:
+        self.wait(self.client.put_file(session_id, name, content))
+
+    def get(self, session_id: str, name: str) -> bytes:
+        content = self.wait(self.client.get_file(session_id, name))
+        assert isinstance(content, bytes)
+        return content
 
     def end(self, session_id: str) -> None:
         self.wait(self.client.close_session(session_id))
@@ -100,6 +114,18 @@ def box(server: Server) -> Iterator[Box]:
     made = Box(server.url)
     yield made
     made.close()
+
+
+def require(backend: str) -> None:
+    """Skip the test, with the reason, if `backend` cannot run here; fail it if SANDBOX_BACKENDS names it."""
+    if backend != "docker":
+        return
+    try:
+        client = connect()
+        find_image(client, DockerConfig().image)
+        client.close()
+    except Unsupported as error:
+        (pytest.fail if "docker" in REQUIRED else pytest.skip)(str(error))
 
 
 @pytest.fixture
