@@ -1,7 +1,8 @@
 """Memory, process and CPU limits by cgroup, where one is writable: v2, v1, or both mixed.
 
 The CPU controller is used where it is there: a session then gets the share of one process, however many it
-starts, and at most one CPU. Cgroups are made once and reused, since making and removing them is slow. Each `Slot` is one session's.
+starts, and at most one CPU. Cgroups are made once and reused, since making and removing them is slow. Each
+`Slot` is one session's.
 """
 
 import contextlib

@@ -42,17 +42,18 @@ FORBIDDEN = {
     "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
     "a host name": "import socket; socket.sethostname('x')",
 }
-CALLS = """42 connect 46 sendmsg 47 recvmsg 49 bind 50 listen 27 mincore 29 shmget 64 semget 68 msgget 73 flock 101 ptrace
-103 syslog 105 setuid 116 setgroups 117 setresuid 126 capset 129 rt_sigqueueinfo 133 mknod 135 personality 141 setpriority
-144 sched_setscheduler 149 mlock 151 mlockall 155 pivot_root 157 prctl 159 adjtimex 161 chroot 163 acct 164 settimeofday
-165 mount 166 umount2 167 swapon 169 reboot 175 init_module 179 quotactl 188 setxattr 203 sched_setaffinity
-222 timer_create 227 clock_settime 237 mbind 240 mq_open 246 kexec_load 248 add_key 249 request_key 250 keyctl
-251 ioprio_set 253 inotify_init 259 mknodat 272 unshare 275 splice 276 tee 278 vmsplice 283 timerfd_create
-294 inotify_init1 298 perf_event_open 300 fanotify_init 303 name_to_handle_at 304 open_by_handle_at 308 setns
-310 process_vm_readv 311 process_vm_writev 312 kcmp 313 finit_module 317 seccomp 319 memfd_create 321 bpf 323 userfaultfd
-329 pkey_mprotect 424 pidfd_send_signal 425 io_uring_setup 428 open_tree 429 move_mount 430 fsopen 434 pidfd_open
-435 clone3 438 pidfd_getfd 440 process_madvise 442 mount_setattr 444 landlock_create_ruleset 447 memfd_secret
-1073741863 x32_getpid"""
+CALLS = """42 connect 46 sendmsg 47 recvmsg 49 bind 50 listen 27 mincore 29 shmget 64 semget 68 msgget 73 flock 101
+ptrace 103 syslog 105 setuid 116 setgroups 117 setresuid 126 capset 129 rt_sigqueueinfo 133 mknod 135
+personality 141 setpriority 144 sched_setscheduler 149 mlock 151 mlockall 155 pivot_root 157 prctl 159
+adjtimex 161 chroot 163 acct 164 settimeofday 165 mount 166 umount2 167 swapon 169 reboot 175
+init_module 179 quotactl 188 setxattr 203 sched_setaffinity 222 timer_create 227 clock_settime 237 mbind
+240 mq_open 246 kexec_load 248 add_key 249 request_key 250 keyctl 251 ioprio_set 253 inotify_init 259
+mknodat 272 unshare 275 splice 276 tee 278 vmsplice 283 timerfd_create 294 inotify_init1 298
+perf_event_open 300 fanotify_init 303 name_to_handle_at 304 open_by_handle_at 308 setns 310
+process_vm_readv 311 process_vm_writev 312 kcmp 313 finit_module 317 seccomp 319 memfd_create 321 bpf
+323 userfaultfd 329 pkey_mprotect 424 pidfd_send_signal 425 io_uring_setup 428 open_tree 429 move_mount
+430 fsopen 434 pidfd_open 435 clone3 438 pidfd_getfd 440 process_madvise 442 mount_setattr 444
+landlock_create_ruleset 447 memfd_secret 1073741863 x32_getpid"""
 TRY_CALLS = """
 import ctypes
 libc, done = ctypes.CDLL(None, use_errno=True), []
@@ -143,7 +144,8 @@ def test_the_kernel_kills_sessions_before_the_server(zygote: Any) -> None:
     session = zygote.open()
     zygote.exec(
         session,
-        "for score in ('0', '-1000'):\n  try: open('/proc/self/oom_score_adj', 'w').write(score)\n  except OSError: pass",
+        "for score in ('0', '-1000'):\n  try: open('/proc/self/oom_score_adj', 'w').write(score)\n"
+        "  except OSError: pass",
     )
     own, *rest = (
         int(Path(f"/proc/{pid}/oom_score_adj").read_text())

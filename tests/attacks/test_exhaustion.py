@@ -13,8 +13,8 @@ IGNORES_THE_ALARM = {
     "the timer set to zero": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nwhile True: pass",
     "C code that never looks": "sum(range(10 ** 12))",
     "a message that takes forever": "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E",
-    "a stopped process": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nsignal.pthread_sigmask(0, range(1, 65))\n"
-    "signal.pause()",
+    "a stopped process": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    "signal.pthread_sigmask(0, range(1, 65))\nsignal.pause()",
 }
 RUNS_OUT_OF_TIME = {
     "code that catches it": "while True:\n  try:\n    while True: pass\n  except BaseException: pass",

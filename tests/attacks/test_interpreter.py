@@ -23,7 +23,8 @@ LIES = {
     "json": "import json; old = json.dumps; json.dumps = lambda m, **k: old({**m, 'stdout': 'lie'})",
     "a trace function": "import sys; sys.settrace(lambda *a: None); sys.setprofile(lambda *a: None)",
     "the streams": "import sys; sys.stdout.close(); sys.stdout = sys.stderr = sys.__stdout__ = None",
-    "the collector": "import gc; gc.unfreeze(); [o.clear() for o in gc.get_objects() if type(o) is dict and 'Cell' in o]",
+    "the collector": "import gc; gc.unfreeze()\n"
+    "[o.clear() for o in gc.get_objects() if type(o) is dict and 'Cell' in o]",
     "the exit": "import atexit, os; atexit.register(os.fork); os._exit = lambda code: None; os.getpid = lambda: 1",
     "the alarm": "import signal; signal.signal = signal.setitimer = signal.alarm = lambda *a: None",
     "the imports": "import sys; sys.modules.clear(); sys.meta_path.clear(); sys.path.clear()",
@@ -76,9 +77,9 @@ def test_an_answer_given_twice_ends_the_session(zygote: Any) -> None:
     result = zygote.exec(session, FORGE + "write({**reply, 'id': asked()})", 1.0)
     assert result.stdout in ("forged", "")  # its own answer may be a lie; the true one then comes unasked
     if result.alive:
-        with pytest.raises(SessionLost):
-            assert not zygote.exec(session, "1").alive
-            zygote.exec(session, "1")
+        assert not zygote.exec(session, "1").alive
+    with pytest.raises(SessionLost):
+        zygote.exec(session, "1")
 
 
 def test_a_reply_written_between_calls_ends_that_session_only(zygote: Any) -> None:
@@ -108,6 +109,7 @@ def test_sockets_found_in_memory_are_dead(zygote: Any) -> None:
         "import gc, os, socket, stat\ngc.unfreeze()\nalive = set()\n"
         "for one in gc.get_objects():\n  if isinstance(one, socket.socket):\n"
         "    try: alive.add(one.fileno()) if stat.S_ISSOCK(os.fstat(one.fileno()).st_mode) else None\n"
-        "    except OSError: pass\n(alive - {3}, [fd for fd in range(4, 1024) if os.path.exists(f'/proc/self/fd/{fd}')])"
+        "    except OSError: pass\n"
+        "(alive - {3}, [fd for fd in range(4, 1024) if os.path.exists(f'/proc/self/fd/{fd}')])"
     )
     assert zygote.run(code).value == "(set(), [])"

@@ -62,7 +62,8 @@ STARVE = {
     "system calls": "everywhere(lambda: [os.getppid() for _ in iter(int, 1)])",
     "writes to all that is open": "while True:\n  for fd in (0, 1, 2): os.write(fd, b'x' * 1_000_000)",
     "reads of the library": "root = os.path.dirname(os.__file__)\n"
-    "while True:\n  for at, _, names in os.walk(root):\n    for name in names: open(os.path.join(at, name), 'rb').read()",
+    "while True:\n  for at, _, names in os.walk(root):\n"
+    "    for name in names: open(os.path.join(at, name), 'rb').read()",
 }
 HONEST = """
 import os
@@ -211,7 +212,8 @@ def test_the_next_session_finds_nothing_of_the_last(attacked: Any) -> None:
 
 def test_links_lead_nowhere(attacked: Any, bystander: str) -> None:
     code = (
-        "import os\nos.symlink('/proc/1/root/etc/passwd', '/tmp/a'); os.symlink('/tmp/../../../etc/hostname', '/tmp/b')\n"
+        "import os\nos.symlink('/proc/1/root/etc/passwd', '/tmp/a')\n"
+        "os.symlink('/tmp/../../../etc/hostname', '/tmp/b')\n"
         "read = []\nfor path in ('/tmp/a', '/tmp/b', '/tmp/../etc/passwd', '/proc/self/root/../etc/hostname'):\n"
         "  try: read.append(open(path).read())\n  except OSError: pass\n"
         "try: os.link(os.__file__, '/tmp/hard'); read.append('hard link')\nexcept OSError: pass\nread"
