@@ -22,6 +22,7 @@ from sandbox.base import ExecResult, SandboxError, SessionLost
 from sandbox.zygote import ZygoteSandbox
 
 _MAX_CODE_CHARS = 1_000_000
+_VERSION = importlib.metadata.version("agent-rl")  # once: looking it up costs more than all else in a health check
 
 
 class Opened(BaseModel):
@@ -102,7 +103,7 @@ def _router(sandbox: ZygoteSandbox) -> APIRouter:
         return _json(
             Health(
                 status="ok",
-                version=importlib.metadata.version("agent-rl"),
+                version=_VERSION,
                 limited_by=sandbox.limited_by,
                 open_sessions=len(sandbox.sessions),
                 opened=sandbox.opened,
@@ -124,7 +125,7 @@ def make_app(sandbox: ZygoteSandbox, token: str | None) -> FastAPI:
     async def on_failure(_: Request, error: Any) -> Response:
         return JSONResponse({"detail": str(error)}, 404 if isinstance(error, SessionLost) else 503)
 
-    app = FastAPI(title="Sandbox", version=importlib.metadata.version("agent-rl"))
+    app = FastAPI(title="Sandbox", version=_VERSION)
     app.include_router(_router(sandbox), dependencies=[Depends(check_token)] if token else [])
     app.add_exception_handler(SandboxError, on_failure)
     return app
