@@ -114,6 +114,24 @@ def test_a_session_gets_no_more_than_its_share_of_cpu(attacked: Any, bystander: 
     assert float(attacked.run(code, 5.0).value) < 1.3  # of one CPU; a period's quota may be exceeded by a tick a core
 
 
+def test_each_session_has_a_cpu_group_of_its_own(zygote: Any) -> None:
+    sessions = [zygote.open(), zygote.open()]
+    quotas = {}
+    for pid in zygote.server.descendants()[2:]:  # bubblewrap and the zygote come first
+        groups = [line.split(":") for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+        for _, controllers, path in groups:
+            at = Path("/sys/fs/cgroup", "cpu" if "cpu" in controllers.split(",") else "", path.lstrip("/"))
+            for file in ("cpu.cfs_quota_us", "cpu.max"):
+                if "agent-sandbox-" in path and (at / file).exists():
+                    quotas[at] = (at / file).read_text().split()[0]
+    for session in sessions:
+        zygote.end(session)
+    if not quotas:
+        pytest.skip("no CPU controller can be used here")
+    assert len(quotas) >= len(sessions)
+    assert set(quotas.values()) == {"100000"}  # of a period of as much
+
+
 def test_sessions_do_not_see_each_other(attacked: Any, bystander: str) -> None:
     code = (
         "import os, glob\nseen = [os.listdir('/tmp'), os.listdir('/dev/shm'), []]\n"

@@ -65,6 +65,7 @@ TRAFFIC = st.one_of(
     replies(),
     mutated(),
     st.builds(framed, st.binary(max_size=100), st.integers(0, 2**32 - 1)),
+    st.builds(lambda other: framed(json.dumps(TRUE_REPLY | {"id": other}).encode()), st.text(max_size=70)),
     st.builds(lambda n: framed(b"[" * n), st.integers(0, 30_000)),
     st.builds(lambda n: framed(json.dumps(TRUE_REPLY | {"stdout": "é" * n}).encode()), st.integers(0, 4 * LIMIT)),
 )
