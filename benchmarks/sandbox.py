@@ -33,6 +33,17 @@ from sandbox.zygote import ZygoteConfig  # noqa: E402
 LIGHT = ("math", "fractions", "itertools", "random", "collections", "re")
 HEAVY = (*LIGHT, "sympy", "numpy")
 CLIENTS = (1, 8, 64)
+SPIN = """
+import os
+try:
+    while os.fork():
+        pass
+    os.setsid()
+except OSError:
+    pass
+while True:
+    pass
+"""
 JUPYTER = """
 import time
 from jupyter_client.manager import start_new_kernel
@@ -183,14 +194,12 @@ def _descendants(pid: int) -> list[int]:
 
 def measure_preload(figures: Figures, name: str, preload: tuple[str, ...], rounds: int, fresh: float) -> None:
     """A session's open, first sympy and cycles with these modules preloaded, cold and from the warm pool."""
-    sympy = "import sympy; sympy.Integer(1)"
     with served({"preload": preload, "warm_sessions": 0}) as (url, _):
-        opened, ran = asyncio.run(opens(url, rounds, sympy, 0.0))
-        cold, first = figures.time(f"open, cold, {name}", opened), figures.time(f"its first use of sympy, {name}", ran)
-        both = median([a + b for a, b in zip(opened, ran, strict=True)])
+        opened, _ = asyncio.run(opens(url, rounds, "1 + 1", 0.0))
+        _, ran = asyncio.run(opens(url, max(5, rounds // 10), "import sympy; sympy.Integer(1)", 0.0))
+        cold, first = figures.time(f"open, cold, {name}", opened), figures.time(f"first use of sympy, {name}", ran)
         figures.ratios.append((f"fresh python3 importing sympy / open, cold, {name}", fresh / cold, "20"))
-        figures.ratios.append((f"the same / open and first use of sympy, cold, {name}", fresh / both, ""))
-        figures.others.append((f"share of the first use in it, {name}", f"{first / both:.2f}"))
+        figures.ratios.append((f"the same / open, cold, and first use of sympy, {name}", fresh / (cold + first), ""))
     with served({"preload": preload, "warm_sessions": 8}) as (url, pid):
         opened, ran = asyncio.run(opens(url, rounds, "1 + 1", 0.05))
         warm = figures.time(f"open, warm, {name}", opened)
@@ -208,6 +217,30 @@ def measure_requests(figures: Figures, rounds: int) -> None:
         execs, noops = asyncio.run(requests(url, 20 * rounds))
     ratio = figures.time("1 + 1 over HTTP", execs) / figures.time("GET /health, a no-op", noops)
     figures.ratios.append(("1 + 1 over HTTP / no-op request (at most)", ratio, "2"))
+
+
+def measure_starvation(figures: Figures, rounds: int) -> None:
+    """`1 + 1` of one session while another spins in as many detached processes as it may have."""
+
+    async def both(url: str) -> tuple[list[float], list[float]]:
+        client = SandboxClient(url)
+        honest, greedy = await client.open(), await client.open()
+        alone = [await timed(lambda: client.exec(honest, "1 + 1")) for _ in range(rounds)]
+        spinning = asyncio.create_task(client.exec(greedy, SPIN, 10.0))
+        await asyncio.sleep(0.5)
+        beside = []
+        while len(beside) < rounds and not spinning.done():
+            beside.append(await timed(lambda: client.exec(honest, "1 + 1")))
+        await client.close_session(greedy)
+        await asyncio.gather(spinning, return_exceptions=True)
+        await client.close_session(honest)
+        await client.aclose()
+        return alone, beside
+
+    with served({}) as (url, _):
+        alone, beside = asyncio.run(both(url))
+    ratio = figures.time("1 + 1 beside a session that spins", beside) / median(alone)
+    figures.ratios.append(("1 + 1 beside a session that spins in 16 processes / alone", ratio, "a few"))
 
 
 def measure_docker(figures: Figures, rounds: int, cold_ms: float) -> None:
@@ -239,7 +272,7 @@ def measure_others(figures: Figures) -> None:
             ("llm-sandbox", ["llm-sandbox[docker]"], LLM_SANDBOX),
         ):
             try:
-                subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, timeout=300)
+                subprocess.run([python, "-m", "pip", "install", "-qqq", *packages], check=True, timeout=300)
                 said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=120)
                 opened, ran = (1000 * float(line) for line in said.stdout.split()[:2])
                 figures.others.append((name, f"open {opened:.0f} ms, 1 + 1 {ran:.1f} ms"))
@@ -274,6 +307,7 @@ def main() -> None:
     cold_ms = figures.times[1][1]
     measure_preload(figures, f"not preloaded{names[1]}", LIGHT, rounds, fresh)
     measure_requests(figures, rounds)
+    measure_starvation(figures, 5 * rounds)
     measure_docker(figures, rounds, cold_ms)
     if options.others:
         measure_others(figures)
