@@ -28,6 +28,7 @@ from sandbox.pool import SessionPool
 _MAX_CODE_CHARS = 1_000_000
 _MAX_BODY_BYTES = 8 * _MAX_CODE_CHARS
 _STATUS = {SessionLost: 404, FileRefused: 409}
+_VERSION = importlib.metadata.version("agent-rl")  # once: looking it up costs more than all else in a health check
 
 
 class Failure(BaseModel):
@@ -160,7 +161,7 @@ def _session_router(sandbox: SessionPool[Any]) -> APIRouter:
         return _json(
             Health(
                 status="ok",
-                version=importlib.metadata.version("agent-rl"),
+                version=_VERSION,
                 backend=sandbox.config.type,
                 limited_by=sandbox.limited_by,
                 open_sessions=len(sandbox.sessions),
@@ -201,7 +202,7 @@ def make_app(sandbox: SessionPool[Any], token: str | None) -> FastAPI:
     async def on_failure(_: Request, error: Any) -> Response:
         return JSONResponse({"detail": str(error)}, _STATUS.get(type(error), 503))
 
-    app = FastAPI(title="Sandbox", version=importlib.metadata.version("agent-rl"))
+    app = FastAPI(title="Sandbox", version=_VERSION)
     documented = [Security(HTTPBearer(auto_error=False))] if token else []
     for router in (_session_router(sandbox), _file_router(sandbox)):
         app.include_router(router, dependencies=documented)

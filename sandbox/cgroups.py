@@ -1,6 +1,8 @@
-"""Memory and process limits by cgroup, where one is writable: v2, v1, or both mixed.
+"""Memory, process and CPU limits by cgroup, where one is writable: v2, v1, or both mixed.
 
-Cgroups are made once and reused, since making and removing them is slow. Each `Slot` is one session's.
+The CPU controller is used where it is there: a session then gets the share of one process, however many it
+starts, and at most one CPU. Cgroups are made once and reused, since making and removing them is slow. Each
+`Slot` is one session's.
 """
 
 import contextlib
@@ -10,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "agent-sandbox-"
-_CONTROLLERS = ("memory", "pids")
+_CONTROLLERS, _OPTIONAL = ("memory", "pids"), "cpu"
+_FILES = {
+    1: {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"},
+    2: {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"},
+}
+_PERIOD_US = 100_000  # the kernel's default; this much CPU time a period is one CPU
 
 
 @dataclass
@@ -44,7 +51,7 @@ class Cgroups:
 
     def __init__(self, memory_mb: int, max_processes: int) -> None:
         """Raises `OSError` if no cgroup with the memory and pids controllers can be made here."""
-        self._limits = {"memory": str(memory_mb << 20), "pids": str(max_processes)}
+        self._limits = {"memory": str(memory_mb << 20), "pids": str(max_processes), "cpu": str(_PERIOD_US)}
         self._free: list[Slot] = []
         self._made = 0
         self.version, self._parents = _make_parents()
@@ -71,11 +78,9 @@ class Cgroups:
         self._made += 1
         for name, directory in directories.items():
             directory.mkdir(exist_ok=True)
-            if self.version == 2:
-                (directory / f"{name}.max").write_text(self._limits[name])
-                continue
-            file = "memory.limit_in_bytes" if name == "memory" else "pids.max"
-            (directory / file).write_text(self._limits[name])
+            file = directory / _FILES[self.version][name]
+            if name in _CONTROLLERS or file.exists():  # a kernel can be built with CPU shares and without quotas
+                file.write_text(self._limits[name])
         swap = directories["memory"] / ("memory.swap.max" if self.version == 2 else "memory.memsw.limit_in_bytes")
         if swap.exists():
             swap.write_text("0" if self.version == 2 else self._limits["memory"])
@@ -90,7 +95,8 @@ def _mounts() -> tuple[Path | None, dict[str, Path]]:
         if kind == "cgroup2":
             unified = Path(point)
         elif kind == "cgroup":
-            controllers.update({name: Path(point) for name in options.split(",") if name in _CONTROLLERS})
+            wanted = (*_CONTROLLERS, _OPTIONAL)
+            controllers.update({name: Path(point) for name in options.split(",") if name in wanted})
     return unified, controllers
 
 
@@ -104,11 +110,24 @@ def _make_parents() -> tuple[int, dict[str, Path]]:
     unified, controllers = _mounts()
     own = _own_paths()
     if all(name in controllers for name in _CONTROLLERS):
-        return 1, {name: _make_below(controllers[name], own.get(name, "/"), ()) for name in _CONTROLLERS}
+        made = {name: _make_below(controllers[name], own.get(name, "/"), ()) for name in _CONTROLLERS}
+        if _OPTIONAL in controllers:
+            with contextlib.suppress(OSError):
+                made[_OPTIONAL] = _make_below(controllers[_OPTIONAL], own.get(_OPTIONAL, "/"), ())
+        return 1, made
     if unified is None:
         raise OSError("no cgroup file system is mounted")
     parent = _make_below(unified, own.get("", "/"), _CONTROLLERS)
-    return 2, dict.fromkeys(_CONTROLLERS, parent)
+    return 2, dict.fromkeys((*_CONTROLLERS, *_enable(parent, _OPTIONAL)), parent)
+
+
+def _enable(parent: Path, controller: str) -> tuple[str, ...]:
+    """The controller, if the cgroups below `parent` may have it."""
+    try:
+        (parent / "cgroup.subtree_control").write_text(f"+{controller}")
+    except OSError:
+        return ()
+    return (controller,)
 
 
 def _make_below(mount: Path, own: str, delegate: tuple[str, ...]) -> Path:

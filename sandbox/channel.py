@@ -65,7 +65,7 @@ class Channel(asyncio.Protocol):
         try:
             return Ready.model_validate_json(await self._answer())
         except ValidationError as error:
-            raise BrokenChannel("its first frame is malformed") from error
+            raise self._refused("its first frame is malformed") from error
 
     async def request(self, request_id: str, message: dict[str, Any]) -> Reply:
         """Send a request and wait for its reply. Raises `BrokenChannel`; the caller sets the time limit."""
@@ -78,11 +78,11 @@ class Channel(asyncio.Protocol):
         try:
             reply = Reply.model_validate_json(await self._answer())
         except ValidationError as error:
-            raise BrokenChannel("its reply is malformed") from error
+            raise self._refused("its reply is malformed") from error
         if reply.id != request_id:
-            raise BrokenChannel("it answered a request that was not asked")
+            raise self._refused("it answered a request that was not asked")
         if any(len(text or "") > self._max_text for text in (reply.stdout, reply.stderr, reply.value)):
-            raise BrokenChannel("its reply is too long")
+            raise self._refused("its reply is too long")
         return reply
 
     @property
@@ -138,3 +138,7 @@ class Channel(asyncio.Protocol):
         self._break(why)
         if self._transport is not None:
             self._transport.abort()
+
+    def _refused(self, why: str) -> BrokenChannel:
+        self._refuse(why)
+        return BrokenChannel(why)

@@ -24,6 +24,7 @@ from sandbox.cell import Cell
 _CHANNEL, _SPARE = 3, 200
 _MIB = 1 << 20
 _MAX_FRAME = 1 << 26
+_KEPT_MOUNT_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
 class Connection(Protocol):
@@ -43,6 +44,7 @@ def main() -> None:
         file.write("500")
     for name in config["preload"]:
         importlib.import_module(name)
+    _protect_devices()
     config["filter"] = seccomp.program(config["allow_fork"])
     config["address_space"] = address_space() + config["memory_mb"] * _MIB
     syscalls.forbid_privileges()
@@ -60,6 +62,14 @@ def main() -> None:
             os._exit(0)
         _fork_session(control, fds[0], own_namespace, config)
         os.close(fds[0])
+
+
+def _protect_devices() -> None:
+    """Mount the host's devices read-only: they can still be written to, but their times on the host not be changed."""
+    for name in set(os.listdir("/dev")) - {"shm"}:
+        flags = os.statvfs(f"/dev/{name}").f_flag & _KEPT_MOUNT_FLAGS  # what is locked must be asked for again
+        flags |= syscalls.MS_RDONLY | syscalls.MS_REMOUNT | syscalls.MS_BIND
+        syscalls.mount("none", f"/dev/{name}", None, flags)
 
 
 def _warm_up() -> None:
@@ -93,7 +103,8 @@ def address_space() -> int:
 def _session(channel: int, config: dict[str, Any]) -> None:
     """Isolate this process, then answer the host's requests until the host closes the channel."""
     try:
-        _isolate(channel, config)
+        _own_descriptors(channel)
+        _isolate(config)
         connection = socket.socket(fileno=_CHANNEL)
         write(connection, {"ready": True})
         serve(connection, config)
@@ -104,17 +115,17 @@ def _session(channel: int, config: dict[str, Any]) -> None:
         os._exit(0)
 
 
-def _isolate(channel: int, config: dict[str, Any]) -> None:
+def _isolate(config: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
     safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
     for path in ("/tmp", "/dev/shm"):
         options = f"size={config['tmp_mb']}m,nr_inodes=4096,mode=1777"
         syscalls.mount("tmpfs", path, "tmpfs", safe, options)
-    syscalls.mount("proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, "subset=pid")
+    # read-only: among other things, a session may not make itself dearer to the kernel than the server
+    syscalls.mount("proc", "/proc", "proc", safe | syscalls.MS_NOEXEC | syscalls.MS_RDONLY, "subset=pid")
     os.chdir("/tmp")
     os.setsid()
-    _own_descriptors(channel)
     set_limits(config)
     syscalls.drop_capabilities()
     syscalls.install_seccomp(config["filter"])
@@ -136,12 +147,15 @@ def set_limits(config: dict[str, Any]) -> None:
         resource.RLIMIT_AS: config["address_space"],
         resource.RLIMIT_FSIZE: config["tmp_mb"] * _MIB,
         resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
+    # 1 byte, not 0: with 0 the kernel still runs a core handler that the host may have, with 1 it does not (core(5))
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    core = 1 if most == resource.RLIM_INFINITY else min(1, most)
+    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
     # the soft limit raises in the code, the hard one kills
     resource.setrlimit(resource.RLIMIT_CPU, (config["cpu_s"], config["cpu_s"] + 1))
 

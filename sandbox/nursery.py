@@ -36,6 +36,9 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "sandbox.launch", str(theirs.fileno()), json.dumps(config)]
         here = str(Path(__file__).resolve().parent.parent)
+        # what uid 65534 runs as must not hold the token in its environment
+        environment = {name: value for name, value in os.environ.items() if name != "SANDBOX_TOKEN"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         # bubblewrap dies with the thread that starts it, so it is started from this one
         process = subprocess.Popen(
             command,
@@ -43,7 +46,7 @@ class Nursery:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))},
+            env=environment,
         )
         theirs.close()
         ours.setblocking(False)

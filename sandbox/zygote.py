@@ -18,7 +18,7 @@ from sandbox.base import SessionLost, Unavailable
 from sandbox.cgroups import Cgroups, Slot
 from sandbox.channel import Channel
 from sandbox.nursery import Nursery, host_pid
-from sandbox.pool import PoolConfig, Session, SessionPool
+from sandbox.pool import LIGHT, PoolConfig, Session, SessionPool
 
 _FORKS_AT_ONCE = 16
 
@@ -27,6 +27,10 @@ class ZygoteConfig(PoolConfig):
     """Sessions forked from one warm Python in bubblewrap: a new one within milliseconds. Linux only."""
 
     type: Literal["zygote"] = "zygote"
+    """This backend."""
+    preload: tuple[str, ...] = (*LIGHT, "numpy", "sympy")
+    """Modules that every session finds imported. numpy and sympy cost a session about 3 CPU-ms and 2 MB, and save the
+    first call that imports them a second or more."""
 
 
 @dataclass(eq=False, kw_only=True)

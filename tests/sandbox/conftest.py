@@ -20,15 +20,18 @@ BACKENDS = ("zygote", "docker")
 """All that the conformance suite runs. SANDBOX_BACKENDS, a list with commas, names those that must not be skipped."""
 REQUIRED = os.environ.get("SANDBOX_BACKENDS", "zygote").split(",")
 LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 5.0, "max_processes": 8, "max_output_bytes": 2000}
-CONFIG = {"max_sessions": 40, "warm_sessions": 2, "limits": LIMITS}
+CONFIG = {"max_sessions": 40, "warm_sessions": 2, "preload": ["math"], "limits": LIMITS}
 
 
 class Server:
     """A server process. Its address is on the one line that it prints."""
 
+    prefix: tuple[str, ...] = ()
+    """What the command line is given to, if it is not run as it is."""
+
     def __init__(self, path: Path, config: dict[str, Any], *flags: str, **environment: str) -> None:
         path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "sandbox.server", "--port", "0", "--config", str(path), *flags]
+        command = [*self.prefix, sys.executable, "-m", "sandbox.server", "--port", "0", "--config", str(path), *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()

@@ -109,6 +109,15 @@ def test_a_token_is_checked(serve: Any) -> None:
     box.wait(wrong.aclose())
 
 
+def test_the_token_stays_with_the_server(serve: Any) -> None:
+    server, box = serve(SMALL, SANDBOX_TOKEN="right")
+    session = box.open()
+    below = server.descendants()
+    assert len(below) >= 3  # bubblewrap, the zygote, a session
+    assert not any(b"SANDBOX_TOKEN" in Path(f"/proc/{pid}/environ").read_bytes() for pid in below)
+    box.end(session)
+
+
 def test_a_request_that_is_no_request_is_refused(box: Any, server: Any) -> None:
     with httpx.Client(trust_env=False) as client:
         bad = client.post(f"{server.url}/sessions/x/exec", json={"code": "1", "request_id": "a", "sudo": True})
