@@ -109,6 +109,13 @@ MISMATCH = pa.schema(
                 "num_responses",
                 "eps_eff_low",
                 "eps_eff_high",
+                "num_episodes",
+                "tv",
+                "off_support",
+                "penalty_var",
+                "ratio_drift",
+                "state_shift",
+                "gspo_gap",
             )
         ),
     ]

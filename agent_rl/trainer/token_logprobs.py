@@ -1,6 +1,6 @@
 """Log-probs and entropies of sampled tokens, replayed as they were sampled. The shift by one is here."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,13 +8,42 @@ from torch import Tensor
 from agent_rl.objective.token_batch import TokenBatch
 
 
-def token_logprobs(model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies), float32 [T] each, 0 on tokens that the policy did not sample.
+class TokenLogprobs(NamedTuple):
+    """float32 [T] each, 0 on tokens that the policy did not sample; only `logprobs` has a gradient.
+
+    off_support: the probability that the model gives to tokens outside the recorded kept set; None where no kept
+    set is recorded, since there it is 0.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+    off_support: Tensor | None
+
+
+def token_logprobs(model: Any, batch: TokenBatch) -> TokenLogprobs:
+    """Log-probs, entropies and mass off the kept set of a packed batch.
 
     Column t describes token t: its distribution is the output at t - 1. Logits are divided by the
     temperature that the token was sampled at and normalised over its recorded kept set.
     """
     active = batch.loss_mask.nonzero().squeeze(1)
+    logits = active_logits(model, batch, active)
+    full, entropies = _full_support(logits, batch.token_ids[active])
+    logprobs = full
+    off_support = None
+    if batch.kept_ids is not None:
+        logprobs, entropies = _kept_support(logits, batch, active, full, entropies)
+        off_support = -torch.expm1((full - logprobs).detach()).clamp(max=0)  # log pi(y) - log pi(y | K) = log pi(K)
+    zeros = torch.zeros(len(batch), dtype=logprobs.dtype)
+    return TokenLogprobs(
+        zeros.index_put((active,), logprobs),
+        zeros.index_put((active,), entropies.detach()),
+        None if off_support is None else zeros.index_put((active,), off_support),
+    )
+
+
+def active_logits(model: Any, batch: TokenBatch, active: Tensor) -> Tensor:
+    """The logits, float32 [A, V], that the tokens at `active` [A] were sampled from, over their temperature."""
     output = model(
         input_ids=batch.token_ids[None],
         position_ids=batch.position_ids[None],
@@ -22,12 +51,8 @@ def token_logprobs(model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         logits_to_keep=active - 1,
         use_cache=False,
     )
-    logits = output.logits[0].float() / batch.temperature[active, None]
-    logprobs, entropies = _full_support(logits, batch.token_ids[active])
-    if batch.kept_ids is not None:
-        logprobs, entropies = _kept_support(logits, batch, active, logprobs, entropies)
-    zeros = torch.zeros(len(batch), dtype=logprobs.dtype)
-    return zeros.index_put((active,), logprobs), zeros.index_put((active,), entropies.detach())
+    logits: Tensor = output.logits[0].float() / batch.temperature[active, None]
+    return logits
 
 
 def _full_support(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
