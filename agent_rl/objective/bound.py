@@ -58,16 +58,3 @@ def _figures(sums: Tensor) -> Row:
         "ratio_drift": float(drift.mean()),
         "gspo_gap": float(gap.mean()),
     }
-
-
-def bernstein_margin(variance: float, count: int, span: float, delta: float = 0.05) -> float:
-    """The margin that an expected mean exceeds the mean of a sample by with probability at most `delta`.
-
-    Of `count` independent values in an interval of length `span`, `variance` (ddof 1) theirs. By symmetry it is the
-    margin below too. The empirical Bernstein bound of Maurer and Pontil, "Empirical Bernstein bounds and
-    sample-variance penalization" (COLT 2009), theorems 4 and 11; infinite for one value.
-    """
-    if count < 2:
-        return math.inf
-    log = math.log(2 / delta)
-    return math.sqrt(2 * variance * log / count) + 7 * span * log / (3 * (count - 1))

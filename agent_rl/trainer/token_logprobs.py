@@ -70,6 +70,20 @@ def _kept_support(
 
     A kept set of one gives exactly 0: its logit minus itself.
     """
+    rows, log_kept, peak, log_mass = kept_log_softmax(logits, batch)
+    has_set = peak > -torch.inf
+    sampled = logits.gather(1, batch.token_ids[active][:, None]).squeeze(1)
+    logprobs = torch.where(has_set, sampled - torch.where(has_set, peak, 0.0) - log_mass, full_logprobs)
+    with torch.no_grad():
+        entropies = torch.zeros(len(peak)).index_add(0, rows, -(log_kept.exp() * log_kept))
+    return logprobs, torch.where(has_set, entropies, full_entropies)
+
+
+def kept_log_softmax(logits: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The recorded kept sets' log-probs: (row of each kept id [K], log-prob of each [K], peak [A], log mass [A]).
+
+    A row's largest kept logit, -inf without a set, and the log of its mass relative to that.
+    """
     assert batch.kept_ids is not None
     assert batch.kept_offsets is not None
     sizes = batch.kept_offsets.diff()
@@ -78,11 +92,5 @@ def _kept_support(
     peak = torch.full((len(sizes),), -torch.inf).scatter_reduce(0, rows, kept.detach(), "amax")
     shifted = kept - peak[rows]
     mass = torch.zeros(len(sizes)).index_add(0, rows, shifted.exp())
-    has_set = sizes > 0
-    log_mass = torch.where(has_set, mass, 1.0).log()
-    sampled = logits.gather(1, batch.token_ids[active][:, None]).squeeze(1)
-    logprobs = torch.where(has_set, sampled - torch.where(has_set, peak, 0.0) - log_mass, full_logprobs)
-    with torch.no_grad():
-        log_kept = shifted - log_mass[rows]
-        entropies = torch.zeros(len(sizes)).index_add(0, rows, -(log_kept.exp() * log_kept))
-    return logprobs, torch.where(has_set, entropies, full_entropies)
+    log_mass = torch.where(sizes > 0, mass, 1.0).log()
+    return rows, shifted - log_mass[rows], peak, log_mass

@@ -5,6 +5,7 @@ of the prefix. `before` is what rollouts are drawn from, (mu, P); `after` is the
 meets, (pi, P'). A path is one whole episode. Rewards lie in [0, 1], so that 2 xi = 1.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class Tree:
 
     root: Node
     paths: list[Path] = field(init=False)
+    _laws: dict[tuple[str, str], Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = list(_paths(self.root, ()))
@@ -70,7 +72,10 @@ class Tree:
     def law(self, policy: str = "before", tools: str = "before") -> Array:
         """Probability of each path, [paths]."""
         names = {False: policy, True: tools}
-        return np.array([np.prod([getattr(s, names[s.tool]) for s in path]) for path in self.paths])
+        if (policy, tools) not in self._laws:
+            laws = [math.prod(getattr(s, names[s.tool]) for s in path) for path in self.paths]
+            self._laws[policy, tools] = np.array(laws)
+        return self._laws[policy, tools]
 
     def mean(self, value: Callable[[Path], float], policy: str = "before", tools: str = "before") -> float:
         """The expectation of a function of the path."""
