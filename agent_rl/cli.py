@@ -5,6 +5,8 @@ import sys
 import typer
 
 from agent_rl.commands.analyze import analyze
+from agent_rl.commands.audit_bound import audit_bound
+from agent_rl.commands.audit_tools import audit_tools
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.train import train
@@ -21,6 +23,8 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(replay)
+app.command()(audit_bound)
+app.command()(audit_tools)
 app.command()(warmstart)
 
 

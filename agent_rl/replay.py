@@ -218,10 +218,13 @@ class RecordedBatch:
         if not any(len(batch.active) for batch in batches):
             raise ValueError(f"batch {step} of {run} has no sampled token; choose another step")
         self.turn_ids = torch.cat([batch.active.turn_ids for batch in batches])
-        self.graph = token_logprobs(self.model, batches[0])[0] if len(batches) == 1 else None
-        with torch.no_grad():
-            first = self.graph
-            self.logprobs = [token_logprobs(self.model, b)[0] for b in batches] if first is None else [first.detach()]
+        with torch.set_grad_enabled(len(batches) == 1):
+            found = [token_logprobs(self.model, batch) for batch in batches]
+        self.graph = found[0].logprobs if len(batches) == 1 else None
+        self.logprobs = [f.logprobs.detach() for f in found]
+        self.off_support = [
+            f.off_support[b.active.index] for f, b in zip(found, batches, strict=True) if f.off_support is not None
+        ]
 
     def missing(self, objective: ObjectiveConfig) -> str | None:
         """What `objective` reads and the run has not recorded."""
