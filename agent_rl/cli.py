@@ -5,6 +5,8 @@ import sys
 import typer
 
 from agent_rl.commands.analyze import analyze
+from agent_rl.commands.audit_bound import audit_bound
+from agent_rl.commands.audit_tools import audit_tools
 from agent_rl.commands.compare import compare
 from agent_rl.commands.data import data
 from agent_rl.commands.evaluate import evaluate
@@ -26,6 +28,8 @@ app.command()(compare)
 app.command()(sweep)
 app.command()(analyze)
 app.command()(replay)
+app.command()(audit_bound)
+app.command()(audit_tools)
 app.command()(warmstart)
 app.add_typer(data, name="data")
 

@@ -141,6 +141,13 @@ MISMATCH = pa.schema(
                 "eps_eff_low",
                 "eps_eff_high",
                 "routing_differed",
+                "num_episodes",
+                "tv",
+                "off_support",
+                "penalty_var",
+                "ratio_drift",
+                "state_shift",
+                "gspo_gap",
             )
         ),
     ]

@@ -20,6 +20,7 @@ _COLUMNS = {
     "mean |d|": ("mismatch_mean_abs", "{:.4f}"),
     "gate": ("gate_rate", "{:.3f}"),
     "clip": ("clip_fraction", "{:.3f}"),
+    "budget": ("bound_budget", "{:.2f}"),
     "entropy": ("entropy", "{:.3f}"),
     "s/step": ("wall_s", "{:.1f}"),
 }

@@ -44,12 +44,16 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class _Policy:
-    """The policy under one way of routing: log-probs [T] of each micro-batch, the graph of a single one, and the
-    reference policy's log-probs of each trajectory, if the KL reads them."""
+class Policy:
+    """The policy under one way of routing.
+
+    `logprobs` [T] of each micro-batch; `off_support` [A] of its sampled tokens, empty where nothing was cut off;
+    the graph of a single micro-batch; and the reference policy's log-probs of each trajectory, if the KL reads them.
+    """
 
     trajectories: list[Trajectory]
     logprobs: list[Tensor]
+    off_support: list[Tensor]
     graph: Tensor | None
     reference: list[np.ndarray] | None
 
@@ -78,7 +82,7 @@ class RecordedBatch:
         turns = np.concatenate([self.trajectories[i].turn_ids for part in self.plan for i in part])
         self.turn_ids = torch.from_numpy(turns).long()[sampled]
         self.model = _model(config, checkpoint)
-        self._policies: dict[bool, _Policy] = {}
+        self._policies: dict[bool, Policy] = {}
 
     def missing(self, candidate: Candidate) -> str | None:
         """What `candidate` reads and the run has not recorded."""
@@ -94,7 +98,7 @@ class RecordedBatch:
 
     def measure(self, candidate: Candidate) -> Measured:
         """The candidate's loss, gradient and figures; a clip that is the run's own has its state."""
-        policy, config = self._policy(candidate.routing_replay), candidate.objective
+        policy, config = self.policy(candidate.routing_replay), candidate.objective
         batches = self._batches(policy, _advantages(self.trajectories, config.advantage))
         objective = Objective(config)
         if config.clip == self.config.objective.clip:
@@ -108,18 +112,19 @@ class RecordedBatch:
         gate, clipped = (_active(batches, outputs, name) for name in ("gate", "clipped"))
         return Measured(metrics["loss"], gradient, metrics, gate, clipped)
 
-    def _policy(self, routing_replay: bool) -> _Policy:
+    def policy(self, routing_replay: bool) -> Policy:
         """Computed when first asked for."""
         if routing_replay not in self._policies:
             own = self.trajectories if routing_replay else [replace(t, routed_experts=None) for t in self.trajectories]
-            policy = _Policy(own, [], None, self._reference_logprobs(own))
+            policy = Policy(own, [], [], None, self._reference_logprobs(own))
             batches = self._batches(policy, np.zeros(len(own), np.float32))
-            policy.graph = token_logprobs(self.model, batches[0])[0] if len(batches) == 1 else None
-            with torch.no_grad():
-                first = policy.graph
-                policy.logprobs = (
-                    [token_logprobs(self.model, b)[0] for b in batches] if first is None else [first.detach()]
-                )
+            with torch.set_grad_enabled(len(batches) == 1):
+                found = [token_logprobs(self.model, batch) for batch in batches]
+            policy.graph = found[0].logprobs if len(batches) == 1 else None
+            policy.logprobs = [f.logprobs.detach() for f in found]
+            policy.off_support = [
+                f.off_support[b.active.index] for f, b in zip(found, batches, strict=True) if f.off_support is not None
+            ]
             self._policies[routing_replay] = policy
         return self._policies[routing_replay]
 
@@ -137,7 +142,7 @@ class RecordedBatch:
             total += torch.cat([part.flatten() for part in parts])
         return total
 
-    def _batches(self, policy: _Policy, advantages: np.ndarray) -> list[TokenBatch]:
+    def _batches(self, policy: Policy, advantages: np.ndarray) -> list[TokenBatch]:
         batches = [pack([policy.trajectories[i] for i in part], advantages[part].tolist()) for part in self.plan]
         for name, columns in (("proximal_logprobs", self.proximal), ("ref_logprobs", policy.reference)):
             if columns is not None:

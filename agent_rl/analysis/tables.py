@@ -88,4 +88,5 @@ def stop_reasons(run: Path) -> pl.DataFrame:
 def _read(run: Path, table: str) -> pl.DataFrame:
     if not any((run / table).glob("*.parquet")):
         raise ValueError(f"no {table} in {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    return pl.read_parquet(run / table / "*.parquet")
+    parts = [pl.read_parquet(part) for part in sorted((run / table).glob("*.parquet"))]
+    return pl.concat(parts, how="diagonal")  # parts of an older version, before a run was resumed, lack columns

@@ -11,6 +11,9 @@ from agent_rl.commands.console import one_sentence_errors, print_table, say
 def analyze(
     run: Annotated[Path, typer.Argument(help="Directory of a run")],
     first_step: Annotated[int, typer.Option(help="Leave out the steps before this one")] = 0,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Also show what each turn's distance from the rollouts costs")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Also draw the run into this PNG file")] = None,
 ) -> None:
     """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
@@ -24,6 +27,10 @@ def analyze(
             percent = routing.with_columns((pl.exclude("layer") * 100).round(2))
             print_table(percent, "% of tokens that the trainer would send to other experts, by layer and turn")
         print_table(tables.stop_reasons(run), "why episodes ended")
+        if bound:
+            from agent_rl.analysis.bound import CAPTION, bound_summary
+
+            print_table(bound_summary(run, first_step), CAPTION)
         if picture is not None:
             from agent_rl.analysis import plots
             from agent_rl.pipeline.run_directory import read_metrics

@@ -67,6 +67,13 @@ _HEADINGS = {
     "dropped_fraction": "dropped",
     "eps_low": "ε low",
     "eps_high": "ε high",
+    "off_support": "off set",
+    "mean_high": "mean ≤",
+    "low": "≥",
+    "high": "≤",
+    "state_shift": "shift",
+    "ratio_drift": "r - 1",
+    "gspo_gap": "G",
 }
 
 

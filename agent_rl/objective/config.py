@@ -23,6 +23,10 @@ class RatioConfig(Settings):
     denominator: Denominator = "behavior"
     """`behavior`: what the engine really sampled from, after temperature and over the kept set. `proximal`: the
     trainer's own recomputation at the weights that each token was sampled with, which the step must then have."""
+    length: float | None = Field(None, ge=1)
+    """Level `sequence` only: the summed log-ratio is divided by this constant, in place of the response's own number
+    of tokens, so that long responses do not count for less than short ones; docs/bound.md says what that buys. Null
+    is GSPO as published."""
 
 
 class KLConfig(Settings):
@@ -80,6 +84,16 @@ class ObjectiveConfig(Settings):
     def _length(self) -> Self:
         if (self.aggregate == "sequence_sum") != (self.sequence_length is not None):
             raise ValueError("aggregate sequence_sum and sequence_length come together: set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _constant_length(self) -> Self:
+        if self.ratio.length is None:
+            return self
+        if self.ratio.level != "sequence":
+            raise ValueError(f"ratio.length is for level sequence, not {self.ratio.level}; remove it")
+        if self.aggregate != "sequence_mean":
+            raise ValueError("ratio.length makes one term of a response; set aggregate to sequence_mean")
         return self
 
     @model_validator(mode="after")

@@ -29,10 +29,10 @@ class Ratios:
         """From the policy's log-probs [T] of the batch that `tokens` belongs to; the gradient is kept."""
         current = logprobs[tokens.index]
         token = current - tokens.behavior_logprobs
-        behavior = clip = level_log_ratio(token, tokens, config.level)
+        behavior = clip = level_log_ratio(token, tokens, config.level, config.length)
         if config.denominator == "proximal":
             assert tokens.proximal_logprobs is not None
-            clip = level_log_ratio(current - tokens.proximal_logprobs, tokens, config.level)
+            clip = level_log_ratio(current - tokens.proximal_logprobs, tokens, config.level, config.length)
         return Ratios(tokens, current, token, behavior, clip)
 
     def detach(self) -> "Ratios":
@@ -48,15 +48,18 @@ class Ratios:
         return replace(self, logprobs=logprobs, clip=clip)
 
 
-def level_log_ratio(log_ratio: Tensor, tokens: ActiveTokens, level: Level) -> Tensor:
+def level_log_ratio(log_ratio: Tensor, tokens: ActiveTokens, level: Level, length: float | None = None) -> Tensor:
     """The token log-ratios d [A] at a level, [A].
 
     token: d itself. sequence: the mean of d over the active tokens of the response, on each of them (GSPO, arXiv
-    2507.18071, eq. 7). turn: the same within each turn of the response (ours).
+    2507.18071, eq. 7), or with `length` the sum of d over that constant (ours). turn: the mean within each turn of
+    the response (ours).
     """
     if level == "token":
         return log_ratio
     groups = tokens.sequence
+    if length is not None:
+        return _group_mean(log_ratio, groups) * (tokens.sequence_lengths.to(log_ratio) / length)
     if level == "turn":
         num_turns = int(tokens.turn_ids.max()) + 1 if len(tokens) else 1
         groups = groups * num_turns + tokens.turn_ids

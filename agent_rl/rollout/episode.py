@@ -111,7 +111,7 @@ async def _drive(
             builder.append(completion.token_ids, turn_id, completion)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
-            results = () if stop else tuple([await _answer(call, tools, parts.renderer) for call in calls])
+            results = () if stop else tuple([await answer(call, tools, parts.renderer) for call in calls])
             timings = {"generate_s": generated - generating, "tool_s": time.monotonic() - generated}
             turns.append(Turn(turn_id, forced, completion, calls, results, **timings))
             if stop is None:
@@ -150,7 +150,7 @@ def _stop_reason(
     return StopReason.MAX_TOOL_TURN if turn_id >= config.max_tool_turn else None
 
 
-async def _answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) -> ToolResult:
+async def answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) -> ToolResult:
     """The tool's answer as the model will read it; a call that cannot be made is an answer too."""
     tool = tools.get(call.name)
     if call.error is not None:

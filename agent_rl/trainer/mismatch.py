@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent_rl.objective.bound import bound_table
 from agent_rl.objective.diagnostics import StepTokens, mismatch_table
 from agent_rl.objective.loss import LossOutput, StepContext
 from agent_rl.objective.metrics import turn_rows
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.trainer.token_logprobs import TokenLogprobs
 
 
 def step_tokens(
@@ -45,6 +47,30 @@ def reference_rows(
     rows = [dict(row) for row in turn_rows(batches, outputs, step)]
     nowhere = {"part": "reference", "scope": "turn", "lag": -1, "num_turns": -1}
     return [{**nowhere, "turn": row.pop("bucket"), **row, "fallback": float(row["fallback"])} for row in rows]
+
+
+def bound_rows(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """The audit of the improvement bound over all episodes of a step, as `objective.bound.bound_table` has it."""
+    counts = [len(b.cu_seqlens) - 1 for b in batches]
+    first = [sum(counts[:i]) for i in range(len(counts))]
+    off_support = [
+        torch.zeros(len(b)) if f.off_support is None else f.off_support for b, f in zip(batches, found, strict=True)
+    ]
+    recorded = any(f.off_support is not None for f in found)
+    return bound_table(
+        torch.cat([(f.logprobs - b.behavior_logprobs)[b.active.index] for b, f in zip(batches, found, strict=True)]),
+        torch.cat([b.active.turn_ids for b in batches]),
+        torch.cat([b.active.sequence + offset for b, offset in zip(batches, first, strict=True)]),
+        sum(counts),
+        torch.cat([k[b.active.index] for b, k in zip(batches, off_support, strict=True)]) if recorded else None,
+    )
+
+
+def with_bound(rows: Sequence[dict[str, Any]], bound: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of mismatch.parquet with the audit's columns on those of part total, scope turn or all."""
+    columns = {row["turn"]: {name: value for name, value in row.items() if name != "turn"} for row in bound}
+    audited = {("total", "turn"), ("total", "all")}
+    return [row | columns[row["turn"]] if (row["part"], row["scope"]) in audited else row for row in rows]
 
 
 def _num_turns(batch: TokenBatch) -> Tensor:

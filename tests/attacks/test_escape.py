@@ -36,7 +36,7 @@ FORBIDDEN = {
     "chroot": "import os; os.chroot('/tmp')",
     "a process that is not its own": "import os; os.kill(4_000, 9)",
     "a higher limit": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1 << 20, 1 << 20))",
-    "fewer chances to be killed": "open('/proc/self/oom_score_adj', 'w').write('-1000')",
+    "fewer chances to be killed": "open('/proc/self/oom_score_adj', 'wb', buffering=0).write(b'-1000')",
     "priority": "import os; os.nice(-5)",
     "real-time scheduling": "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))",
     "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",

@@ -33,7 +33,13 @@ CRASHES = {
     "a signal": "import os, signal, ctypes; signal.signal(11, signal.SIG_DFL); ctypes.memmove(1, 2, 3)",
     "another program": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
     "all descriptors closed": "import os; os.closerange(0, 256)",
-    "a channel that is cut": "import os, socket; socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_WR)",
+    "a channel that is cut": "import os, socket, stat\n"
+    "for fd in range(3, 20):\n"
+    "  try:\n"
+    "    mode = os.fstat(fd).st_mode\n"
+    "    if stat.S_ISSOCK(mode): socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_WR)\n"
+    "    if stat.S_ISFIFO(mode): os.close(fd)\n"
+    "  except OSError: pass",
 }
 TOO_DEEP = {
     "a recursion": "def f(): f()\nf()",

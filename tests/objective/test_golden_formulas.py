@@ -129,7 +129,7 @@ def test_top_p_replay(case):
             batch()
         assert raised.value.code == out["error"]
         return
-    logprobs, _ = token_logprobs(lambda **_: SimpleNamespace(logits=logits[None]), batch())
+    logprobs = token_logprobs(lambda **_: SimpleNamespace(logits=logits[None]), batch()).logprobs
     logprobs.sum().backward()
     assert_close(logprobs.detach()[1], out["logp"], torch.float32)
     assert_close(logits.grad[0], out["grad"], torch.float32)

@@ -7,8 +7,9 @@ import torch
 
 from agent_rl.objective import evaluate
 from agent_rl.objective.advantage import group_advantages
-from agent_rl.objective.config import AdvantageConfig
+from agent_rl.objective.config import AdvantageConfig, ObjectiveConfig
 from agent_rl.objective.errors import ObjectiveError
+from agent_rl.settings import check
 
 LOG, MU = math.log, -4.0
 
@@ -194,6 +195,49 @@ def test_sequence_sum():
     found = run(objective, [[1.1, 1.0, 0.9], [1.0, 1.0, 1.0]], 1.0, loss_mask=[[1, 1, 1], [1, 0, 0]])
     assert found.loss == pytest.approx(-(3.0 + 1.0) / (2 * 8))
     assert_close(found.grad_logprobs, [[-1.1 / 16, -1 / 16, -0.9 / 16], [-1 / 16, 0, 0]])
+
+
+SEQUENCE = {"level": "sequence"}
+UNEQUAL = {"ratios": [[4.0, 1.0], [0.5, 1.0]], "advantages": 1.0, "loss_mask": [[1, 1], [1, 0]]}
+
+
+def test_gspo_with_its_length_restored():
+    """rho = sqrt(4) and 0.5 over 2 and 1 tokens; S is rho A a token, summed over 2 responses of 8 tokens."""
+    objective = {"ratio": SEQUENCE, "clip": "none", "surrogate": "clip", "aggregate": "sequence_sum"}
+    found = run({**objective, "sequence_length": 8}, **UNEQUAL)
+    assert found.loss == pytest.approx(-(2 * 2 + 0.5) / (2 * 8))
+    assert_close(found.grad_logprobs, [[-2 / 16, -2 / 16], [-0.5 / 16, 0]])
+
+
+def test_gspo_with_a_constant_length():
+    """rho = 4 ** (1 / 8) and 0.5 ** (1 / 8), one term each: long and short responses weigh the same a token."""
+    found = run({"ratio": {**SEQUENCE, "length": 8}, "clip": "none", "surrogate": "clip"}, **UNEQUAL)
+    long, short = 4 ** (1 / 8), 0.5 ** (1 / 8)
+    assert found.loss == pytest.approx(-(long + short) / 2)
+    assert_close(found.grad_logprobs, [[-long / 16, -long / 16], [-short / 16, 0]])
+    bound = run({"ratio": {**SEQUENCE, "length": 8}, "clip": {"type": "ppo", "eps_high": 0.1}}, **UNEQUAL)
+    assert bound.clipped.tolist() == [[True, True], [False, False]]
+
+
+def test_a_length_that_is_the_response_s_own_is_gspo():
+    ratios = [[1.1, 0.7, 1.3], [0.9, 1.0, 1.2]]
+    plain, constant = (run({"ratio": r}, ratios, 1.0) for r in (SEQUENCE, {**SEQUENCE, "length": 3}))
+    assert_close(constant.grad_logprobs, plain.grad_logprobs.tolist())
+    off = run({"ratio": {**SEQUENCE, "length": None}}, ratios, 1.0)
+    assert torch.equal(off.grad_logprobs, plain.grad_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("objective", "sentence"),
+    [
+        ({"ratio": {"length": 8}}, "ratio.length is for level sequence, not token"),
+        ({"ratio": {**SEQUENCE, "length": 8}, "aggregate": "token_mean"}, "set aggregate to sequence_mean"),
+        ({"ratio": {**SEQUENCE, "length": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_a_length_that_means_nothing_is_refused(objective, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check(ObjectiveConfig, objective)
 
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 5.0, 5.0, 2.0]), torch.tensor([3, 3, 3, 1, 1, 1])

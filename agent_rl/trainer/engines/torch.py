@@ -23,12 +23,12 @@ from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
-from agent_rl.trainer.mismatch import mismatch_rows, reference_rows, step_tokens
+from agent_rl.trainer.mismatch import bound_rows, mismatch_rows, reference_rows, step_tokens, with_bound
 from agent_rl.trainer.model import load_model, weights_of
 from agent_rl.trainer.packing import check_lengths, pack, split, unpack
 from agent_rl.trainer.routing_replay import RoutingTally
 from agent_rl.trainer.snapshots import Snapshots
-from agent_rl.trainer.token_logprobs import token_logprobs
+from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
                     "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
@@ -115,7 +115,8 @@ class TorchEngine(PartBase):
         if self._needs_proximal:
             batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
         routing = RoutingTally()
-        step, outputs, logprobs, entropies = self._accumulate(batches, policy_version, routing)
+        step, outputs, found = self._accumulate(batches, policy_version, routing)
+        logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
         self.objective.end_step(batches, logprobs, step)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
@@ -123,7 +124,9 @@ class TorchEngine(PartBase):
             metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
             mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
-            mismatch += [*reference_rows(batches, outputs, step), *routing.rows()]
+            bound = bound_rows(batches, found)
+            mismatch = [*with_bound(mismatch, bound), *reference_rows(batches, outputs, step), *routing.rows()]
+            metrics["bound_budget"] = float(bound[-1]["tv"]) + float(bound[-1].get("off_support", 0.0))
             metrics |= routing.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
@@ -197,7 +200,7 @@ class TorchEngine(PartBase):
 
     def _accumulate(
         self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
-    ) -> tuple[StepContext, list[LossOutput], list[Tensor], list[Tensor]]:
+    ) -> tuple[StepContext, list[LossOutput], list[TokenLogprobs]]:
         """Gradients of the step's loss, with what each micro-batch's loss was made of.
 
         The step's statistic needs every log-prob before the first loss. With one micro-batch the forward
@@ -207,19 +210,19 @@ class TorchEngine(PartBase):
         step = None
         if len(batches) > 1:
             step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=policy_version)
-        outputs, logprobs, entropies = [], [], []
+        outputs, found = [], []
         for batch in batches:
-            current, entropy = token_logprobs(self.model, batch)
+            current = token_logprobs(self.model, batch)
             routing.add(self.model, batch.turn_ids)
-            step = step or self.objective.begin_step(batches, [current.detach()], step=policy_version)
-            logprobs.append(current.detach())
-            entropies.append(entropy)
+            constant = current._replace(logprobs=current.logprobs.detach())
+            step = step or self.objective.begin_step(batches, [constant.logprobs], step=policy_version)
+            found.append(constant)
             if not step.empty:
-                output = self.objective.loss(current, batch, step)
+                output = self.objective.loss(current.logprobs, batch, step)
                 output.loss.backward()  # type: ignore[no-untyped-call]
                 outputs.append(output)
         assert step is not None
-        return step, outputs, logprobs, entropies
+        return step, outputs, found
 
     def _no_grad_pass(self, batches: list[TokenBatch]) -> list[Tensor] | None:
         if not self.objective.needs_step_pass:

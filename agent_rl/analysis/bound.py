@@ -1,0 +1,93 @@
+"""The improvement bound's audit of a run, turn by turn. Reads files only."""
+
+from pathlib import Path
+
+import polars as pl
+
+from agent_rl.analysis.tables import read_mismatch
+from agent_rl.config import read_yaml
+from agent_rl.objective.intervals import bernstein_margin, visited_interval
+
+CAPTION = "share of the improvement bound's budget by turn; past 1 in all it says nothing: compare turns, not runs"
+_FIGURES = ("tv", "off_support", "ratio_drift", "gspo_gap")
+_ALL = -1
+
+
+def bound_table(run: Path, first_step: int = 0) -> pl.DataFrame:
+    """One row a turn and one for all: what the distance from the rollouts cost from step `first_step` on.
+
+    Sums over tokens, averaged over all episodes of those steps, 0 where the turn was not reached. Columns: turn ("all"
+    last); n, tokens; tv; off_support (NaN with full support); budget = tv + off_support, the share of 2 xi that the
+    turn uses: a relative figure, since at 1 in all the bound is vacuous; part, its share of the budget of all turns;
+    low and high, limits of the budget at the states that were visited; mean_low and mean_high, those of its expectation
+    over episodes on the same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier
+    turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored
+    gives away.
+    Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
+    """
+    rows, num_episodes = _audited(run, first_step)
+    n, episodes = pl.col("n"), pl.col("num_episodes")
+    square = (episodes - 1) * pl.col("penalty_var").fill_nan(0) + episodes * (
+        pl.col("tv") + pl.col("off_support").fill_null(0)
+    ).pow(2)
+    means = [((pl.col(name) * episodes).sum() / num_episodes).alias(name) for name in _FIGURES]
+    cut = rows["off_support"].is_not_null().any()
+    turns = rows.group_by("turn").agg(n.sum(), *means, square.sum().alias("square")).sort(pl.col("turn") % 2**31)
+    spans = _spans(run, 1 + cut)
+    found, total, shift = [], turns.filter(pl.col("turn") == _ALL).row(0, named=True), 0.0
+    whole = total["tv"] + total["off_support"]
+    for row in turns.iter_rows(named=True):
+        budget = row["tv"] + row["off_support"]
+        low, high = visited_interval(row["tv"] * num_episodes)
+        variance = max(row["square"] - num_episodes * budget**2, 0) / max(num_episodes - 1, 1)
+        margin = bernstein_margin(variance, num_episodes, spans[row["turn"] == _ALL])
+        found.append(
+            {
+                "turn": "all" if row["turn"] == _ALL else str(row["turn"]),
+                "n": row["n"],
+                "tv": row["tv"],
+                "off_support": row["off_support"] if cut else float("nan"),
+                "budget": budget,
+                "part": budget / whole if whole else float("nan"),
+                "low": low / num_episodes + row["off_support"],
+                "high": high / num_episodes + row["off_support"],
+                "mean_low": max(budget - margin, 0.0),
+                "mean_high": budget + margin,
+                "state_shift": 0.0 if row["turn"] == _ALL else shift,
+                "ratio_drift": row["ratio_drift"],
+                "gspo_gap": row["gspo_gap"],
+            }
+        )
+        shift += budget
+    return pl.DataFrame(found)
+
+
+def bound_summary(run: Path, first_step: int = 0) -> pl.DataFrame:
+    """`bound_table` as a terminal has room for it: four decimals, without n, tv and mean_low."""
+    return bound_table(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
+
+
+def bound_over_time(run: Path, first_step: int = 0) -> pl.DataFrame:
+    """The share of the budget by step and turn: columns step, turn (int), budget; a turn not reached has no row."""
+    rows, _ = _audited(run, first_step)
+    budget = (pl.col("tv") + pl.col("off_support").fill_null(0)).alias("budget")
+    return rows.filter(pl.col("turn") != _ALL).select("step", "turn", budget).sort("step", "turn")
+
+
+def _audited(run: Path, first_step: int) -> tuple[pl.DataFrame, int]:
+    """(the rows that carry the audit, `turn` -1 on those of all turns; how many episodes their steps had)."""
+    every = read_mismatch(run)
+    if "tv" not in every.columns:
+        raise ValueError(f"{run} was recorded before the bound was audited; its other tables are as they were")
+    rows = every.filter(
+        pl.col("step") >= first_step, pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"])
+    ).filter(pl.col("tv").is_not_null())
+    if rows.is_empty():
+        raise ValueError(f"{run} has no audited step from step {first_step} on")
+    return rows, int(rows.filter(pl.col("turn") == _ALL)["num_episodes"].sum())
+
+
+def _spans(run: Path, width: int) -> tuple[int, int]:
+    """The most that (a turn, an episode) can cost: so many tokens, each at most `width`."""
+    rollout = read_yaml(run / "config.yaml")["rollout"]
+    return rollout["max_turn_tokens"] * width, rollout["max_episode_tokens"] * width

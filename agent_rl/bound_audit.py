@@ -1,0 +1,84 @@
+"""The improvement bound's estimate against the truth: exact total variation at every state of a recorded batch."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from agent_rl.config import load
+from agent_rl.objective.intervals import visited_interval
+from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.pipeline.run_directory import list_checkpoints
+from agent_rl.recorded_batch import RecordedBatch
+from agent_rl.trainer.model import copy_weights, load_model
+from agent_rl.trainer.packing import pack
+from agent_rl.trainer.total_variation import total_variation
+
+
+def audit_bound(run: Path, step: int) -> pl.DataFrame:
+    """Batch `step` of a run, at the weights that step `step` trained from: estimate and truth by turn, "all" last.
+
+    Means over episodes of sums over tokens. Columns: turn, n; exact, of D(mu, pi) over the kept set, mu recomputed by
+    the trainer at the version that each token was sampled with; sampled, of (1 - r)+ with the recorded behaviour
+    log-probs, which has `exact` as its mean; low and high, the limits that the sampled figure gives for the exact one,
+    each wrong with probability 0.05; off_support, the mass off the kept set, NaN with full support.
+    Raises `ValueError` where the batch, its checkpoint or the weights of a version are not there.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
+    recorded = RecordedBatch(run, step, load(run / "config.yaml"))
+    policy = recorded.policy(recorded.recorded_routing)
+    parts = [[recorded.trajectories[i] for i in part] for part in recorded.plan]
+    batches = [pack(part, [0.0] * len(part)) for part in parts]
+    exact = _exact(run, recorded, batches)
+    log_ratios = [
+        (lp - batch.behavior_logprobs)[batch.active.index] for lp, batch in zip(policy.logprobs, batches, strict=True)
+    ]
+    columns = {
+        "exact": torch.cat(exact).double(),
+        "sampled": (-torch.expm1(torch.cat(log_ratios).double())).clamp(min=0),
+        "off_support": torch.cat(
+            policy.off_support or [torch.full_like(recorded.turn_ids, torch.nan, dtype=torch.float64)]
+        ),
+    }
+    return _by_turn(recorded.turn_ids, columns, len(recorded.trajectories))
+
+
+def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch]) -> list[Tensor]:
+    """D(mu, pi) at each sampled token of each batch, [A]; one pass a version that tokens were sampled with."""
+    behavior = load_model(str(recorded.checkpoint)).requires_grad_(False)
+    found = [torch.zeros(len(batch.active)) for batch in batches]
+    versions = [batch.policy_versions[batch.active.index] for batch in batches]
+    for version in sorted(set(torch.cat(versions).tolist())):
+        copy_weights(_weights(run, recorded.checkpoint, version), behavior)
+        for values, batch, own in zip(found, batches, versions, strict=True):
+            if bool((own == version).any()):
+                values[own == version] = total_variation(behavior, recorded.model, batch)[own == version]
+    return found
+
+
+def _weights(run: Path, checkpoint: Path, version: int) -> dict[str, Any]:
+    """The weights of a policy version: a snapshot in the checkpoint, or a checkpoint of that step."""
+    own = {path.name: path / "model.safetensors" for path in list_checkpoints(run)}.get(f"step-{version:06d}")
+    for path in (checkpoint / "snapshots" / f"{version}.safetensors", own):
+        if path is not None and path.is_file():
+            return dict(load_file(path))
+    raise ValueError(
+        f"the weights of policy version {version} are in no snapshot and no checkpoint of {run}; "
+        "train with trainer.proximal.every=1, which keeps them"
+    )
+
+
+def _by_turn(turn_ids: Tensor, columns: dict[str, Tensor], num_episodes: int) -> pl.DataFrame:
+    rows = []
+    for turn in [*range(int(turn_ids.max()) + 1), None]:
+        chosen = torch.ones_like(turn_ids, dtype=torch.bool) if turn is None else turn_ids == turn
+        sums = {name: float(values[chosen].sum()) for name, values in columns.items()}
+        low, high = visited_interval(sums["sampled"])
+        limits = {"low": low / num_episodes, "high": high / num_episodes}
+        means = {name: value / num_episodes for name, value in sums.items()}
+        rows.append({"turn": "all" if turn is None else str(turn), "n": int(chosen.sum()), **means, **limits})
+    return pl.DataFrame(rows).select("turn", "n", "exact", "sampled", "low", "high", "off_support")

@@ -1,0 +1,106 @@
+"""Recorded tool calls, made again: how far the tools have moved since the rollouts.
+
+An answer that differs when the same calls are made again bounds the total variation between what the tool did then
+and does now, whatever the cause: timeouts, randomness, load, another version of a library.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from agent_rl import registry
+from agent_rl.analysis.tables import read_rollout_facts
+from agent_rl.config import RunConfig, load, model_directory
+from agent_rl.objective.intervals import wilson_interval
+from agent_rl.records import ToolCall
+from agent_rl.rollout.episode import answer
+from agent_rl.rollout.renderer import Renderer
+from agent_rl.tool_server import ToolServer
+from sandbox.client import SandboxClient
+
+Answers = dict[int, list[str]]
+"""What the tools answered in each turn of an episode, as the model read it."""
+
+
+def audit_tools(run: Path, num_episodes: int = 200) -> pl.DataFrame:
+    """Tool calls of up to `num_episodes` episodes, spread evenly over a run, made twice in fresh sessions.
+
+    One row a turn and one for all. Columns: turn; calls, turns with a tool call whose earlier answers were all as
+    recorded, since after a difference the history is another one; differ, those whose answers are not; rate, low and
+    high, their share and its 95 % interval; flaky, the share that differ between the two repetitions, which no change
+    of the tools explains; environment, `differ` over all episodes, a bound on the tools' part of the budget of
+    docs/bound.md. Raises `ValueError` without recorded calls, `SandboxError` if the tool server fails.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
+    config = load(run / "config.yaml")
+    facts = read_rollout_facts(run).sort("batch", "episode_id").select("turns")
+    chosen = (
+        facts[[i * facts.height // num_episodes for i in range(num_episodes)]] if num_episodes < facts.height else facts
+    )
+    episodes = chosen["turns"].to_list()
+    recorded = [{t["turn_id"]: t["tool_results"] for t in turns if t["tool_results"]} for turns in episodes]
+    if not any(recorded):
+        raise ValueError(f"none of the {len(episodes)} episodes chosen from {run} called a tool; raise --episodes")
+    first, second = _replay_twice(config, episodes)
+    return _table(_differences(recorded, first), _differences(first, second), len(episodes))
+
+
+def _replay_twice(config: RunConfig, episodes: list[list[dict[str, Any]]]) -> tuple[list[Answers], list[Answers]]:
+    async def both(server: ToolServer) -> tuple[list[Answers], list[Answers]]:
+        sandbox = SandboxClient(server.url, server.token)
+        try:
+            return await _replay(config, sandbox, episodes), await _replay(config, sandbox, episodes)
+        finally:
+            await sandbox.aclose()
+
+    with ToolServer(config.sandbox) as server:
+        return asyncio.run(both(server))
+
+
+async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list[dict[str, Any]]]) -> list[Answers]:
+    """The answers to every episode's calls, as many at once as one worker of the run had in flight."""
+    renderer = Renderer(model_directory(config.model.path), config.rollout.max_tool_output_tokens)
+    slots = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
+
+    async def episode(turns: list[dict[str, Any]]) -> Answers:
+        async with slots:
+            built = [registry.build("tool", tool, sandbox) for tool in config.rollout.tools]
+            tools, found = {tool.name: tool for tool in built}, Answers()
+            try:
+                for turn in (t for t in turns if t["tool_results"]):
+                    calls = [ToolCall(*call) for call in json.loads(turn["tool_calls"])]
+                    found[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
+            finally:
+                for tool in built:
+                    await tool.close()
+            return found
+
+    return list(await asyncio.gather(*(episode(turns) for turns in episodes)))
+
+
+def _differences(before: list[Answers], after: list[Answers]) -> dict[int, tuple[int, int]]:
+    """(turns compared, turns that differ) by turn; an episode counts up to its first difference."""
+    found: dict[int, tuple[int, int]] = {}
+    for old, new in zip(before, after, strict=True):
+        for turn, answers in sorted(old.items()):
+            differs = answers != new[turn]
+            compared, different = found.get(turn, (0, 0))
+            found[turn] = compared + 1, different + differs
+            if differs:
+                break
+    return found
+
+
+def _table(moved: dict[int, tuple[int, int]], flaky: dict[int, tuple[int, int]], num_episodes: int) -> pl.DataFrame:
+    def row(turn: str, calls: int, differ: int, flaky_calls: int, flakes: int) -> dict[str, Any]:
+        low, high = wilson_interval(differ, calls)
+        figures = {"rate": differ / calls, "low": low, "high": high, "flaky": flakes / max(flaky_calls, 1)}
+        return {"turn": turn, "calls": calls, "differ": differ, **figures, "environment": differ / num_episodes}
+
+    rows = [row(str(turn), *counts, *flaky.get(turn, (0, 0))) for turn, counts in sorted(moved.items())]
+    totals = [sum(column) for counts in (moved, flaky) for column in zip(*counts.values(), strict=True)]
+    return pl.DataFrame([*rows, row("all", *totals)])

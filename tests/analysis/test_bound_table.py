@@ -1,0 +1,90 @@
+"""The bound's table of a run: means over episodes of all steps, and runs that were recorded before it."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from agent_rl import facts
+from agent_rl.analysis import tables
+from agent_rl.analysis.bound import bound_over_time, bound_table
+from agent_rl.cli import app
+from agent_rl.config import dump
+from agent_rl.objective.intervals import bernstein_margin, visited_interval
+from tests.configs import quickstart
+
+EPISODES = {0: np.array([[0.5, 0.1], [0.3, 0.0]]), 1: np.array([[0.2, 0.0], [0.0, 0.0], [0.1, 0.0], [0.1, 0.0]])}
+"""Penalty by step, [episodes, turns]; in step 1 no episode reaches turn 1."""
+
+
+def audit_row(step: int, turn: int, penalties: np.ndarray, **changes: float) -> dict[str, object]:
+    scope = "all" if turn == -1 else "turn"
+    audit = {
+        "num_episodes": len(penalties),
+        "tv": penalties.mean(),
+        "penalty_var": penalties.var(ddof=1),
+        "ratio_drift": 0.0,
+        "gspo_gap": 0.25,
+    }
+    return {"step": step, "part": "total", "scope": scope, "turn": turn, "n": 10, "mean_abs_d": 0.1} | audit | changes
+
+
+def write(run: Path) -> None:
+    (run / "config.yaml").write_text(dump(quickstart()))
+    for step, penalties in EPISODES.items():
+        turns = [(k, penalties[:, k]) for k in range(2) if penalties[:, k].any()]
+        rows = [audit_row(step, k, values) for k, values in [*turns, (-1, penalties.sum(1))]]
+        facts.write_part(run / "mismatch.parquet", step, rows, facts.MISMATCH)
+
+
+def test_turns_are_averaged_over_the_episodes_of_all_steps(tmp_path: Path) -> None:
+    write(tmp_path)
+    table = bound_table(tmp_path)
+    every = np.concatenate(list(EPISODES.values()))
+    assert table["turn"].to_list() == ["0", "1", "all"]
+    assert table["budget"].to_list() == pytest.approx([*every.mean(0), every.sum(1).mean()])
+    assert table["part"].to_list() == pytest.approx([1.2 / 1.3, 0.1 / 1.3, 1])
+    assert table["state_shift"].to_list() == pytest.approx([0, every[:, 0].mean(), 0])
+    assert table["off_support"].is_nan().all()
+    assert table["high"].to_list()[0] == pytest.approx(visited_interval(1.2)[1] / 6)
+    margins = [bernstein_margin(values.var(ddof=1), 6, span) for values, span in ((every[:, 0], 48), (every[:, 1], 48))]
+    assert table["mean_high"].to_list()[:2] == pytest.approx(list(every.mean(0) + margins))
+    assert table["gspo_gap"].to_list() == pytest.approx([0.25, 0.25 * 2 / 6, 0.25])
+    assert bound_table(tmp_path, first_step=1)["budget"].to_list() == pytest.approx([0.1, 0.1])
+    over_time = bound_over_time(tmp_path)
+    assert over_time.select("step", "turn").rows() == [(0, 0), (0, 1), (1, 0)]
+    assert over_time["budget"].to_list() == pytest.approx([0.4, 0.05, 0.1])
+
+
+def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
+    write(tmp_path)
+    rows = [audit_row(2, k, np.array([0.1, 0.2]), off_support=0.05) for k in (0, -1)]
+    facts.write_part(tmp_path / "mismatch.parquet", 2, rows, facts.MISMATCH)
+    table = bound_table(tmp_path, first_step=2)
+    assert table["budget"].to_list() == pytest.approx([0.2, 0.2])
+    low, high = visited_interval(0.3)
+    assert table.select("low", "high").row(0) == pytest.approx((low / 2 + 0.05, high / 2 + 0.05))
+    assert bound_over_time(tmp_path, 2)["budget"].to_list() == pytest.approx([0.2])
+
+
+def test_runs_from_before_the_audit_stay_readable(tmp_path: Path) -> None:
+    write(tmp_path)
+    old = pl.read_parquet(tmp_path / "mismatch.parquet" / "part-000000.parquet")
+    audit = ("num_episodes", "tv", "off_support", "penalty_var", "ratio_drift", "state_shift", "gspo_gap")
+    old.drop(audit).write_parquet(tmp_path / "mismatch.parquet" / "part-000000.parquet")
+    assert tables.read_mismatch(tmp_path).height == old.height + 2
+    assert bound_table(tmp_path)["budget"].to_list() == pytest.approx([0.1, 0.1])
+    (tmp_path / "mismatch.parquet" / "part-000001.parquet").unlink()
+    with pytest.raises(ValueError, match="recorded before the bound was audited"):
+        bound_table(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(ValueError, match="no audited step from step 9 on"):
+        bound_table(tmp_path, first_step=9)
+    wrong = CliRunner().invoke(app, ["audit-bound", str(tmp_path / "absent"), "--step", "1"])
+    assert wrong.exit_code == 2
+    assert "no run at" in wrong.output
