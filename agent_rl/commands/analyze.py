@@ -1,27 +1,87 @@
-"""`agent-rl analyze`: tables of what a run recorded."""
+"""`agent-rl analyze`: tables of what runs recorded."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent_rl.commands.console import one_sentence_errors, print_table, say
 
+if TYPE_CHECKING:
+    from polars import DataFrame
+
+_SHOWN = "turn,stop"
+_KEYS = ("figure", "stop_reason", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
+_COMPACT = (
+    *(*_KEYS, "mean_abs_d", "policy_lag", "implementation", "gate_rate", "clip_fraction", "entropy", "kept_size"),
+    *("lag_mean", "ess", "k3", "pearson_logp_step_mean"),
+)
+"""Columns of the tables by tokens that fit a terminal; `--all` shows the others too."""
+_FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
+"""On a narrow terminal."""
+
 
 def analyze(
-    run: Annotated[Path, typer.Argument(help="Directory of a run")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, shown side by side")],
+    table: Annotated[
+        str, typer.Option(help="Tables with commas between: turn, first, lag, kl, turns, clip, reference, stop; or all")
+    ] = _SHOWN,
+    every: Annotated[bool, typer.Option("--all", help="All columns, and rows for each part of the mismatch")] = False,
     first_step: Annotated[int, typer.Option(help="Leave out the steps before this one")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the run into this PNG file")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the tables, all columns, into this CSV file")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="The same as one Parquet file")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the run (one only) into this PNG file")] = None,
 ) -> None:
-    """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
+    """Show mismatch, gating, clipping and entropy by turn, lag and KL, and why episodes ended."""
     with one_sentence_errors():
         from agent_rl.analysis import tables
+        from agent_rl.analysis.recorded import open_runs
 
-        print_table(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
-        print_table(tables.stop_reasons(run), "why episodes ended")
+        if picture is not None and len(runs) > 1:
+            raise ValueError("--picture draws one run; name one, or use agent-rl report for several")
+        opened = open_runs(runs)
+        names = tables.TABLES if table == "all" else tuple(name.strip() for name in table.split(","))
+        found = tables.tables(opened, names, first_step, parts=every)
+        for name, frame in found.items():
+            _show(frame, name, every, alone=len(opened) == 1)
+        for path in (csv, parquet):
+            if path is not None:
+                _export(tables.tidy(tables.tables(opened, names, first_step, parts=True)), path, path is csv)
         if picture is not None:
             from agent_rl.analysis import plots
-            from agent_rl.pipeline.run_directory import read_metrics
 
-            plots.run_picture(run, read_metrics(run), picture)
+            plots.run_picture(runs[0], opened[0].metrics(), picture)
             say(f"picture: {picture}")
+
+
+def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
+    from agent_rl.analysis.tables import VIEWS
+
+    title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES[name]
+    if frame.is_empty():
+        say(f"{title}: nothing was recorded for this table")
+        return
+    hidden = {"table", *(["run"] if alone else [])}
+    if name in VIEWS and not every:
+        hidden |= set(frame.columns) - set(_COMPACT) | ({"lag_mean"} if name == "lag" else set())
+    frame = frame.select(sorted(frame.columns, key=_place))  # ties keep their order
+    print_table(frame.drop(hidden), title, () if every else _FIRST_TO_GO)
+
+
+def _place(column: str) -> int:
+    return _COMPACT.index(column) if column in _COMPACT else len(_COMPACT)
+
+
+_TITLES = {
+    "clip": "what the clip did, over steps",
+    "reference": "what each turn was compared with, means over steps",
+    "stop": "why episodes ended",
+}
+
+
+def _export(frame: "DataFrame", path: Path, as_csv: bool) -> None:
+    if as_csv:
+        frame.write_csv(path)
+    else:
+        frame.write_parquet(path)
+    say(f"{frame.height} rows: {path}")
