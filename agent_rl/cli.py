@@ -7,6 +7,7 @@ import typer
 from agent_rl.commands.analyze import analyze
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
+from agent_rl.commands.report import report
 from agent_rl.commands.train import train
 from agent_rl.commands.warmstart import warmstart
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
+app.command()(report)
 app.command()(replay)
 app.command()(warmstart)
 

@@ -40,6 +40,11 @@ MEANS = (
 """Means over tokens."""
 FIGURES = (*MEANS, "var_d", "ess", "pearson_logp_step_mean", "pearson_p_step_mean")
 """What every table by tokens has, besides its keys, `steps` and `n`."""
+MAIN = (
+    *("mean_abs_d", "policy_lag", "implementation", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean"),
+    *("ess", "k3", "pearson_logp_step_mean"),
+)
+"""What to look at first, in this order; the two parts of the mismatch where they were computed."""
 KEYS = ("turn", "half", "lag", "kl_bin", "num_turns")
 REFERENCE = ("n", "q_bucket", "q_hat", "q", "fallback", "num_responses", "gate_rate", "eps_eff_low", "eps_eff_high")
 _EPSILON_BY_TURN = ("eps_eff_low_turn_", "eps_eff_high_turn_")

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 _SHOWN = "turn,stop"
 _KEYS = ("figure", "stop_reason", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
-_COMPACT = (
-    *(*_KEYS, "mean_abs_d", "policy_lag", "implementation", "gate_rate", "clip_fraction", "entropy", "kept_size"),
-    *("lag_mean", "ess", "k3", "pearson_logp_step_mean"),
-)
-"""Columns of the tables by tokens that fit a terminal; `--all` shows the others too."""
+"""Columns that say what a row is about, in the order they stand in."""
 _FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
 """On a narrow terminal."""
 
@@ -55,17 +51,33 @@ def analyze(
 
 
 def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
-    from agent_rl.analysis.tables import VIEWS
+    from agent_rl.analysis.tables import MAIN, VIEWS
 
+    compact = (*_KEYS, *MAIN)
     title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES[name]
     if frame.is_empty():
         say(f"{title}: nothing was recorded for this table")
         return
     hidden = {"table", *(["run"] if alone else [])}
     if name in VIEWS and not every:
-        hidden |= set(frame.columns) - set(_COMPACT) | ({"lag_mean"} if name == "lag" else set())
-    frame = frame.select(sorted(frame.columns, key=_place))  # ties keep their order
-    print_table(frame.drop(hidden), title, () if every else _FIRST_TO_GO)
+        hidden |= set(frame.columns) - set(compact) | ({"lag_mean"} if name == "lag" else set())
+    ordered: list[str] = sorted(
+        frame.columns, key=lambda column: compact.index(column) if column in compact else len(compact)
+    )
+    print_table(frame.select(ordered).drop(hidden), title, () if every else _FIRST_TO_GO)
+
+
+_TITLES[name]
+    if frame.is_empty():
+        say(f"{title}: nothing was recorded for this table")
+        return
+    hidden = {"table", *(["run"] if alone else [])}
+    if name in VIEWS and not every:
+        hidden |= set(frame.columns) - set(compact) | ({"lag_mean"} if name == "lag" else set())
+    ordered: list[str] = sorted(
+        frame.columns, key=lambda column: compact.index(column) if column in compact else len(compact)
+    )
+    print_table(frame.select(ordered).drop(hidden), title, () if every else _FIRST_TO_GO)
 
 
 def _place(column: str) -> int:
