@@ -54,7 +54,18 @@ def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
     from agent_rl.analysis.tables import MAIN, VIEWS
 
     compact = (*_KEYS, *MAIN)
-    title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES = {
+    title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES[name]
+    if frame.is_empty():
+        say(f"{title}: nothing was recorded for this table")
+        return
+    hidden = {"table", *(["run"] if alone else [])}
+    if name in VIEWS and not every:
+        hidden |= set(frame.columns) - set(compact) | ({"lag_mean"} if name == "lag" else set())
+    ordered = [*(key for key in compact if key in frame.columns), *(key for key in frame.columns if key not in compact)]
+    print_table(frame.select(ordered).drop(hidden), title, () if every else _FIRST_TO_GO)
+
+
+_TITLES = {
     "clip": "what the clip did, over steps",
     "reference": "what each turn was compared with, means over steps",
     "stop": "why episodes ended",
