@@ -103,8 +103,8 @@ _CURVES = (
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     """The charts of one run, or of several drawn over each other; one of which nothing is recorded is left out.
 
-    Each: id, section, title, note, `data` and `layout` for plotly. With several runs a run has a colour and a figure
-    a dash; with one, figures have both.
+    Each: id, section, title, note, `data` and `layout` for plotly; the `meta` of a trace is what the page's own
+    legend says of it. With several runs a run has a colour and a figure a dash; with one, figures have both.
     """
     curves = {spec.id: _curves(spec, runs) for spec in _CURVES}
     k3 = _scopes(runs, "k3", "k3 of the step's batch", "nats", True)
@@ -140,6 +140,7 @@ def _line(run: int, figure: int, runs: Sequence[RecordedRun], label: str, x: lis
         "type": "scatter",
         "mode": "lines+markers" if len(x) <= 30 else "lines",
         "name": f"{runs[run].name} · {label}" if several else label,
+        "meta": label,
         "x": x,
         "y": y,
         "line": {"color": colour, "dash": _DASHES[figure % len(_DASHES)], "width": 1.8},
@@ -301,7 +302,8 @@ def _stack(facts: pl.DataFrame, column: str) -> list[Any]:
         x, y = drawn, [round(known.get(batch, 0.0), 4) for batch in drawn]
         label = f"{value} turn{'' if value == 1 else 's'}" if column == "num_turns" else str(value).replace("_", " ")
         colour = _ordinal(position, len(values)) if column == "num_turns" else COLOURS[position % len(COLOURS)]
-        bars.append({"type": "bar", "name": label, "x": x, "y": y, "marker": {"color": colour, "line": {"width": 0}}})
+        marker = {"color": colour, "line": {"width": 0}}
+        bars.append({"type": "bar", "name": label, "meta": label, "x": x, "y": y, "marker": marker})
     return bars
 
 

@@ -98,7 +98,7 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
 def _duration(seconds: float) -> str:
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
 
 
 def _tables(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:

@@ -18,6 +18,31 @@ function element(tag, options = {}, ...children) {
   return made;
 }
 
+const hiddenFigures = new Set(); // "chart figure", switched off in a legend
+
+// One entry a figure: the colours of several runs are explained once, at the top of the page.
+function legend(chart) {
+  const figures = new Map(chart.data.filter((trace) => trace.meta).map((trace) => [trace.meta, trace]));
+  const lines = chart.data[0].type === "scatter";
+  if (lines && figures.size < 2) return null;
+  const oneColour = new Set(chart.data.map((trace) => trace.name)).size === figures.size;
+  return element("div", { class: "key" }, ...[...figures].map(([label, trace]) => {
+    const colour = lines ? (oneColour ? (dark() && DARK[trace.line.color]) || trace.line.color : "currentColor") : trace.marker.color;
+    const sample = element("span", { class: lines ? "dash" : "swatch" });
+    if (lines) sample.style.borderTop = `2px ${{ solid: "solid", dot: "dotted" }[trace.line.dash] ?? "dashed"} ${colour}`;
+    else sample.style.background = colour;
+    const id = `${chart.id} ${label}`;
+    const button = element("button", { type: "button", title: "show or hide" }, sample, label);
+    button.setAttribute("aria-pressed", !hiddenFigures.has(id));
+    button.addEventListener("click", () => {
+      if (!hiddenFigures.delete(id)) hiddenFigures.add(id);
+      button.setAttribute("aria-pressed", !hiddenFigures.has(id));
+      draw(chart);
+    });
+    return button;
+  }));
+}
+
 function themed(chart) {
   const line = variable("--line"), muted = variable("--muted");
   const axis = {
@@ -33,14 +58,14 @@ function themed(chart) {
   Object.assign(layout, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 12, t: 8, b: 40 },
     font: { family: "system-ui, sans-serif", size: 12, color: variable("--ink") },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11.5 }, bgcolor: "rgba(0,0,0,0)" },
     hovermode: chart.data[0].type === "heatmap" ? "closest" : "x unified",
     hoverlabel: { bgcolor: variable("--panel"), bordercolor: line, font: { size: 12 } },
-    showlegend: chart.data.length > 1,
+    showlegend: false,
   });
   const data = structuredClone(chart.data);
   for (const trace of data) {
     if (dark() && trace.line?.color) trace.line.color = DARK[trace.line.color] ?? trace.line.color;
+    if (hiddenFigures.has(`${chart.id} ${trace.meta}`)) trace.visible = false;
     if (trace.type === "scatter") trace.hovertemplate = "%{y:.4~g}";
     if (trace.colorbar) Object.assign(trace.colorbar, { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } });
   }
@@ -65,15 +90,15 @@ function anchor(section) { return section.toLowerCase().replaceAll(" ", "-"); }
 
 // Places of the charts; a chart whose place is there keeps it, so that a live page does not jump.
 function place(root, charts) {
-  const wanted = charts.map((chart) => chart.id).join();
+  const wanted = charts.map((chart) => [chart.id, ...new Set(chart.data.map((trace) => trace.name))].join()).join() + dark();
   if (root.dataset.charts === wanted) return;
   root.dataset.charts = wanted;
   root.replaceChildren();
   for (const [section, members] of sections(charts)) {
     const grid = element("div", { class: "charts" });
     for (const chart of members) {
-      const caption = element("figcaption", {}, chart.title, element("p", { class: "note" }, chart.note));
-      grid.append(element("figure", { class: `chart panel ${chart.data[0].type}` }, caption,
+      const caption = element("figcaption", {}, chart.title, element("p", { class: "note" }, chart.note), legend(chart));
+      grid.append(element("figure", { class: `chart panel is-${chart.data[0].type}` }, caption,
         element("div", { class: "plot", id: `plot-${chart.id}`, role: "img", ariaLabel: chart.title })));
     }
     root.append(element("section", { id: anchor(section) }, element("h2", {}, section), grid));

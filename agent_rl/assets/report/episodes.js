@@ -2,7 +2,7 @@
 // The episode viewer. Whatever a model or a tool wrote is put into the page as text, never as HTML.
 
 const STATES = ["inside the trust region", "inside, region tightened", "clipped: no gradient",
-  "clipped only for the tightening", "dropped by a gate"];
+  "clipped because tightened", "dropped by a gate"];
 
 // How a token is coloured: its value, the scale from 0 to 1 over the run's sample, and what the legend says.
 const MODES = {
@@ -72,7 +72,7 @@ class EpisodeViewer {
   build() {
     this.list = element("div", { class: "list" });
     this.pane = element("div", { class: "episode" });
-    this.bar = element("div", { class: "bar" });
+    this.bar = element("div", { class: "filters" });
     this.pane.addEventListener("mouseover", (event) => this.hover(event));
     this.pane.addEventListener("mouseleave", () => { this.tip.hidden = true; });
     this.pane.addEventListener("click", (event) => this.hover(event));
@@ -219,8 +219,9 @@ class EpisodeViewer {
   turn(segment, s, turn) {
     const values = segment.tokens.map((t) => Math.abs(t.d ?? 0)), versions = new Set(segment.ver);
     const mean = values.reduce((a, b) => a + b, 0) / values.length;
-    const header = element("header", {}, element("b", {}, `Turn ${segment.turn}`), `${segment.tokens.length} tokens`,
-      `mean |d| ${figure(mean)}`, `version ${[...versions].join(", ")}`, turn?.generate_s ? `sampled in ${figure(turn.generate_s)} s` : null);
+    const facts = [`${segment.tokens.length} tokens`, `mean |d| ${figure(mean)}`, `version ${[...versions].join(", ")}`,
+      ...(turn?.generate_s ? [`sampled in ${figure(turn.generate_s)} s`] : [])];
+    const header = element("header", {}, element("b", {}, `Turn ${segment.turn}`), ...facts.map((text) => element("span", {}, text)));
     const calls = (turn?.calls ?? []).map((call) => this.call(call));
     return element("div", { class: "turn" }, header, this.tokens(segment, s), ...calls);
   }

@@ -9,6 +9,12 @@ function figure(value) {
   return size < 1e-2 ? value.toExponential(1) : size < 1000 ? String(Number(value.toPrecision(3))) : value.toFixed(0);
 }
 
+// The names of the runs; of several, with the colour that each has in the charts.
+function heading(root, runs, colours) {
+  root.replaceChildren(...runs.map((run, position) => element("span", {}, runs.length > 1
+    ? element("span", { class: "swatch", style: `background:${colours[position % colours.length]}` }) : null, run.name)));
+}
+
 function summary(root, runs, colours) {
   root.replaceChildren(...runs.map((run, position) => {
     const items = run.summary.flatMap(([label, value]) =>
