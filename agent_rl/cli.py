@@ -5,6 +5,7 @@ import sys
 import typer
 
 from agent_rl.commands.analyze import analyze
+from agent_rl.commands.dashboard import dashboard
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.report import report
@@ -22,6 +23,7 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(report)
+app.command()(dashboard)
 app.command()(replay)
 app.command()(warmstart)
 

@@ -16,6 +16,9 @@ import yaml
 ROLLOUT_COLUMNS = ("batch", "group_id", "episode_id", "attempt", "reward", "stop_reason", "num_turns", "num_sampled")
 """The columns of the rollout facts that hold one value a trajectory and that charts and tables read."""
 
+_DEPTH = 3
+"""Folders between a runs directory and a run: sweeps keep theirs in folders of their own."""
+
 _NEEDED = {"step": True, "part": False, "scope": False, "turn": True, "n": True, "mean_abs_d": True}
 """Columns without which a mismatch table says nothing, and whether they hold numbers."""
 
@@ -123,12 +126,55 @@ class RecordedRun:
         steps = self.config.get("num_steps")
         return steps if isinstance(steps, int) else None
 
+    def stamp(self) -> str:
+        """Another text once the run's files have changed."""
+        parts = [*self.mismatch_parts.paths(), *self.rollout_parts.paths()[-1:]]
+        found = []
+        for path in (self.path / "metrics.jsonl", *parts[-2:]):
+            try:
+                stat = path.stat()
+                found.append(f"{stat.st_size}.{stat.st_mtime_ns}")
+            except OSError:
+                found.append("-")
+        return f"{self.status()} {len(parts)} {' '.join(found)}"
+
     def status(self) -> str:
         """`running` (a process holds the run's lock), `finished`, or `interrupted`."""
         steps = [row["step"] for row in self.metrics() if row.get("wall_s") is not None]
         if self.num_steps is not None and steps and steps[-1] + 1 >= self.num_steps and not _is_locked(self.path):
             return "finished"
         return "running" if _is_locked(self.path) else "interrupted"
+
+
+def find_runs(root: Path) -> dict[str, Path]:
+    """The runs below `root`, to a depth of `_DEPTH`, by their path relative to it. Links are not followed.
+
+    Raises `ValueError` if `root` is no directory, or itself a run.
+    """
+    if not root.is_dir():
+        raise ValueError(f"there is no directory {str(root)!r}; name the one that holds your runs, such as runs")
+    if _is_run(root):
+        raise ValueError(f"{root} is a run itself; name the directory that holds it")
+    found: dict[str, Path] = {}
+    folders = [root]
+    for _ in range(_DEPTH):
+        inner = [path for folder in folders for path in _subfolders(folder)]
+        found |= {path.relative_to(root).as_posix(): path for path in inner if _is_run(path)}
+        folders = [path for path in inner if not _is_run(path)]
+    return found
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:  # not ours to read, or gone
+        return []
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and any(
+        (path / name).exists() for name in ("lock", "metrics.jsonl", "mismatch.parquet")
+    )
 
 
 def open_runs(paths: Sequence[Path]) -> list[RecordedRun]:

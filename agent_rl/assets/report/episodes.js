@@ -31,8 +31,9 @@ function expand(episode, texts) {
 class EpisodeViewer {
   constructor(root, samples) {
     this.root = root;
+    this.mode = "d"; this.order = "step";
     this.samples = samples; // one a run: {name, episodes, texts, num_recorded, notes}
-    this.run = 0; this.mode = "d"; this.filters = {}; this.order = "step";
+    this.run = 0;
     this.tip = element("div", { class: "tip", hidden: true });
     document.body.append(this.tip);
     this.open();
@@ -40,6 +41,8 @@ class EpisodeViewer {
     addEventListener("hashchange", () => this.follow());
     this.follow();
   }
+
+  replace(samples) { this.samples = samples; this.run = 0; this.open(); }
 
   get sample() { return this.samples[this.run]; }
 
