@@ -37,7 +37,7 @@ class Curves:
     figures: tuple[tuple[str, str], ...]
     note: str = ""
     log: bool = False
-    zero: bool = True
+    ticks: str | None = None
 
 
 _CURVES = (
@@ -96,7 +96,14 @@ _CURVES = (
         (("wall_s", "whole step"), ("generate_s", "sampling"), ("train_s", "training"), ("eval_s", "evaluation")),
         "With prefetch, sampling and training overlap: they do not add up to the step.",
     ),
-    Curves("speed", "Rollouts and time", "Throughput", "trained tokens a second", (("tokens_per_s", "tokens/s"),)),
+    Curves(
+        "speed",
+        "Rollouts and time",
+        "Throughput",
+        "trained tokens a second",
+        (("tokens_per_s", "tokens/s"),),
+        ticks="~s",
+    ),
 )
 
 
@@ -158,7 +165,7 @@ def _curves(spec: Curves, runs: Sequence[RecordedRun]) -> Chart:
             if any(y) and not (key == "eval_pass" and _same_as_average(rows)):
                 data.append(_line(position, figure, runs, label, x, y))
     scale = {"type": "log"} if spec.log else {"rangemode": "tozero"}
-    return _chart(spec.id, spec.section, spec.title, _thinned(spec.note, runs), spec.unit, data, **scale)
+    return _chart(spec.id, spec.section, spec.title, _thinned(spec.note, runs), spec.unit, data, tickformat=spec.ticks, **scale)
 
 
 def _same_as_average(rows: list[dict[str, Any]]) -> bool:
