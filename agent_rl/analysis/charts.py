@@ -162,10 +162,13 @@ def _curves(spec: Curves, runs: Sequence[RecordedRun]) -> Chart:
         for figure, (key, label) in enumerate(spec.figures):
             points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
             x, y = _thin([p for p in points if not spec.log or p[1] > 0])
-            if any(y) and not (key == "eval_pass" and _same_as_average(rows)):
+            of_interest = figure == 0 or any(y)  # a lag of 0 is said; that no gate dropped a token is not
+            if y and of_interest and not (key == "eval_pass" and _same_as_average(rows)):
                 data.append(_line(position, figure, runs, label, x, y))
     scale = {"type": "log"} if spec.log else {"rangemode": "tozero"}
-    return _chart(spec.id, spec.section, spec.title, _thinned(spec.note, runs), spec.unit, data, tickformat=spec.ticks, **scale)
+    return _chart(
+        spec.id, spec.section, spec.title, _thinned(spec.note, runs), spec.unit, data, tickformat=spec.ticks, **scale
+    )
 
 
 def _same_as_average(rows: list[dict[str, Any]]) -> bool:

@@ -285,7 +285,7 @@ class EpisodeViewer {
   }
 
   key(event) {
-    if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     const box = this.root.getBoundingClientRect();
     if (box.top > innerHeight || box.bottom < 0) return; // out of sight
     const mode = Object.keys(MODES).find((name) => MODES[name].key === event.key);
