@@ -30,6 +30,7 @@ class PartTable:
         self.folder, self.columns = folder, columns
         self.num_unreadable = 0
         self._known: dict[str, tuple[tuple[int, int], pl.DataFrame]] = {}
+        self._whole: tuple[list[tuple[str, tuple[int, int]]], pl.DataFrame] = ([], pl.DataFrame())
 
     def paths(self) -> list[Path]:
         """The finished parts, oldest first; what is still being written has another suffix."""
@@ -39,10 +40,16 @@ class PartTable:
         """All rows, in the order of the parts; columns that a part lacks are null there."""
         frames = {path.name: self._part(path) for path in self.paths()}
         self._known = {name: known for name, known in self._known.items() if name in frames}
-        read = [frame for frame in frames.values() if frame is not None]
+        read = {name: frame for name, frame in frames.items() if frame is not None}
         self.num_unreadable = len(frames) - len(read)
+        stamps = [(name, self._known[name][0]) for name in read]
+        if stamps != self._whole[0]:
+            self._whole = (stamps, self._concat(list(read.values())))
+        return self._whole[1]
+
+    def _concat(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         try:
-            return pl.concat(read, how="diagonal_relaxed") if read else pl.DataFrame()
+            return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"the parts of {self.folder} disagree about their columns: {_first_line(error)}") from None
 

@@ -1,7 +1,6 @@
 """A real run, recorded once for the tests that read runs."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ def ignore(row: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of four steps with top-p 0.9 and lag up to 2; read it, do not change it."""
     path = tmp_path_factory.mktemp("runs") / "short"
     with local_ray(4):
         train(quickstart(*OVERRIDES), path, False, ignore)
-    yield path
+    return path
 
 
 @pytest.fixture
