@@ -49,7 +49,7 @@ class PartTable:
 
     def _concat(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         try:
-            return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+            return pl.concat(frames, how="diagonal_relaxed", rechunk=True) if frames else pl.DataFrame()
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"the parts of {self.folder} disagree about their columns: {_first_line(error)}") from None
 
