@@ -10,6 +10,7 @@ import pytest
 from agent_rl.analysis import clip_states, episodes
 from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.analysis.token_text import TokenTexts
+from agent_rl.config import model_directory
 from agent_rl.rollout.renderer import Renderer
 
 
@@ -48,7 +49,7 @@ def test_an_episode_says_what_was_recorded(recorded: Path) -> None:
     texts = np.array([token for token, _ in sample.texts])
     rollouts = {row["episode_id"]: row for row in facts(recorded, "rollout_facts").to_dicts()}
     trained = {row["episode_id"]: row for row in facts(recorded, "training_facts").to_dicts()}
-    renderer = Renderer(Path("agent_rl/assets/tiny-qwen3"))
+    renderer = Renderer(model_directory("builtin:tiny-qwen3"))
     for episode in sample.episodes:
         row = rollouts[episode["id"]]
         indices = [index for segment in episode["segments"] for index in segment["tok"]]
