@@ -1,5 +1,6 @@
 """The config of a run: one pydantic tree, read from YAML, overridable by `a.b.c=value` on the command line."""
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -15,6 +16,8 @@ from agent_rl.settings import Settings, check
 from sandbox.zygote import ZygoteConfig
 
 BUILTIN = "builtin:"
+ROUTED_MODELS = ("qwen3_moe",)
+"""Model types whose routing can be replayed."""
 
 
 class SamplingConfig(Settings):
@@ -139,6 +142,9 @@ class RunConfig(Settings):
     """Optimizer steps."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Where training starts from."""
+    routing_replay: bool = False
+    """Rollout routing replay (R3), for mixtures of experts: record which experts the engine chose for every token
+    and let the trainer choose the same. `--method` decides it too: on for the `*_r3` methods, off for the others."""
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains"}, validate_default=True)
     """Where problems come from: a file of `agent_rl/data/sources/`."""
     batch: BatchConfig = BatchConfig()
@@ -181,6 +187,24 @@ class RunConfig(Settings):
         for key, holds in holders.items():
             if holds < longest:
                 raise ValueError(f"rollout.max_episode_tokens is {longest}, but {key} is {holds}; make them fit")
+        return self
+
+    @model_validator(mode="after")
+    def _routing_can_be_replayed(self) -> Self:
+        if not self.routing_replay:
+            return self
+        model_type = json.loads((model_directory(self.model.path) / "config.json").read_text()).get("model_type")
+        if model_type not in ROUTED_MODELS:
+            raise ValueError(
+                f"routing_replay is for mixtures of experts ({', '.join(ROUTED_MODELS)}), but {self.model.path} is a "
+                f"{model_type} model; set routing_replay to false"
+            )
+        for key, kind, part in (
+            ("rollout.engine", "engine", self.rollout.engine),
+            ("trainer", "trainer", self.trainer),
+        ):
+            if not registry.find(kind, part.type).can_replay_routing:
+                raise ValueError(f"routing_replay is true, but {key} {part.type} has none; choose another {key}")
         return self
 
     @model_validator(mode="after")

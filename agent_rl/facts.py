@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_rl.records import Episode, SamplingMask, SamplingParams, StopReason, Trajectory
+from agent_rl.records import Episode, SamplingMask, SamplingParams, ShortArray, StopReason, Trajectory
 
 _TOOL_TURN = pa.struct(
     [
@@ -53,6 +53,9 @@ ROLLOUT_FACTS = pa.schema(
         ("policy_versions", pa.list_(pa.int32())),
         ("kept_token_ids", pa.list_(pa.int32())),
         ("kept_offsets", pa.list_(pa.int64())),
+        ("routed_experts", pa.list_(pa.int16())),
+        ("routed_layers", pa.int32()),
+        ("routed_k", pa.int32()),
     ]
 )
 
@@ -118,7 +121,7 @@ MISMATCH = pa.schema(
 def rollout_row(batch: int, episode: Episode) -> dict[str, Any]:
     """One row of rollout facts."""
     t = episode.trajectory
-    versions = t.policy_versions[t.loss_mask]
+    versions, routed = t.policy_versions[t.loss_mask], t.routed_experts
     return {
         "batch": batch,
         "group_id": t.group_id,
@@ -146,6 +149,9 @@ def rollout_row(batch: int, episode: Episode) -> dict[str, Any]:
         "policy_versions": t.policy_versions,
         "kept_token_ids": t.sampling_mask.token_ids,
         "kept_offsets": t.sampling_mask.offsets,
+        "routed_experts": None if routed is None else routed.ravel(),
+        "routed_layers": None if routed is None else routed.shape[1],
+        "routed_k": None if routed is None else routed.shape[2],
     }
 
 
@@ -177,7 +183,16 @@ def trajectory(row: dict[str, Any]) -> Trajectory:
         reward=row["reward"],
         reward_parts=json.loads(row["reward_parts"]),
         stop_reason=StopReason(row["stop_reason"]),
+        routed_experts=_routed_experts(row),
     )
+
+
+def _routed_experts(row: dict[str, Any]) -> ShortArray | None:
+    """From the flat list of [num_tokens, routed_layers, routed_k], or None where none were recorded."""
+    flat = row.get("routed_experts")
+    if flat is None:
+        return None
+    return np.asarray(flat, np.int16).reshape(-1, row["routed_layers"], row["routed_k"])
 
 
 def write_part(table: Path, index: int, rows: Sequence[dict[str, Any]], schema: pa.Schema | None = None) -> None:

@@ -15,6 +15,7 @@ from tools.base import ToolResult
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
+ShortArray = npt.NDArray[np.int16]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -46,6 +47,16 @@ def _readonly(owner: object, **arrays: npt.NDArray[Any]) -> None:
         view = array.view()
         view.flags.writeable = False
         object.__setattr__(owner, name, view)
+
+
+def _checked_routing(routed_experts: npt.ArrayLike, owner: str) -> ShortArray:
+    """int16 [rows, layers, k], where each [row, layer] is either k experts or, if not reported, k times -1."""
+    found = np.asarray(routed_experts, np.int16)
+    _check(found.ndim == 3, f"{owner}: routed experts must be [rows, layers, k], got shape {found.shape}")
+    reported = found >= 0
+    whole = np.array_equal(reported.all(-1), reported.any(-1)) and bool(np.all(found >= -1))
+    _check(whole, f"{owner}: a layer's routing of a token must be whole, or -1 throughout where it was not reported")
+    return found
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,10 @@ class Completion:
     """What an engine returns for one request: N sampled tokens with everything needed to replay them.
 
     `behavior_logprobs` are after temperature and renormalised over the kept set.
+
+    `routed_experts` int16 [M, layers, k], if it was asked for: which experts every decoder layer chose for the
+    inputs from position `routed_from` of the request on. The last sampled token is never an input, so M is
+    prompt + N - 1 - `routed_from`. Row and layer hold -1 where there is nothing to report (a dense layer).
     """
 
     token_ids: IntArray
@@ -124,6 +139,7 @@ class Completion:
     sampling_mask: SamplingMask
     policy_versions: IntArray
     finish_reason: FinishReason
+    routed_experts: ShortArray | None = None
 
     def __post_init__(self) -> None:
         _readonly(
@@ -137,6 +153,8 @@ class Completion:
         _check(lengths == (n, n, n), f"completion of {n} tokens: lengths of log-probs, kept sets, versions {lengths}")
         _check(bool(np.all(np.isfinite(self.behavior_logprobs))), "a sampled token has no finite behaviour log-prob")
         _check(bool(np.all(self.policy_versions >= 0)), "a sampled token has no policy version")
+        if self.routed_experts is not None:
+            _readonly(self, routed_experts=_checked_routing(self.routed_experts, f"completion of {n} tokens"))
 
 
 @dataclass(frozen=True)
@@ -182,7 +200,9 @@ class Trajectory:
     `turn_ids`: -1 on the prompt; k on what turn k wrote and on the tool output that answers it.
     `behavior_logprobs` / `policy_versions` are NaN / -1 where `loss_mask` is False. `sampling_mask` has
     one row for each token with `loss_mask` True, in order; a row is empty exactly if `sampling_params`
-    sample the full vocabulary.
+    sample the full vocabulary. `routed_experts` int16 [L, layers, k], where routing was recorded: row t is the
+    routing of input t, which produces the prediction of token t + 1, on prompt and tool tokens too; -1 where the
+    engine did not report it, as for the last sampled token, which never was an input.
     """
 
     group_id: int
@@ -198,6 +218,7 @@ class Trajectory:
     reward: float
     reward_parts: dict[str, float]
     stop_reason: StopReason
+    routed_experts: ShortArray | None = None
 
     def __post_init__(self) -> None:
         _readonly(
@@ -222,6 +243,10 @@ class Trajectory:
         cut = self.sampling_mask.sizes > 0
         right = bool(np.all(cut == self.sampling_params.cuts_support))
         _check(right, f"trajectory {self.episode_id}: kept sets exactly where top-p or top-k cut the support")
+        if self.routed_experts is not None:
+            _readonly(self, routed_experts=_checked_routing(self.routed_experts, f"trajectory {self.episode_id}"))
+            rows = len(self.routed_experts)
+            _check(rows == n, f"trajectory {self.episode_id}: routed_experts has {rows} rows for {n} tokens")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -241,6 +266,7 @@ class TrajectoryBuilder:
         self._turn_ids: list[IntArray] = []
         self._versions: list[IntArray] = []
         self._masks: list[SamplingMask] = []
+        self._routing: list[ShortArray] = []
 
     def append(self, token_ids: npt.ArrayLike, turn_id: int, completion: Completion | None = None) -> None:
         """Append `token_ids` of turn `turn_id`: sampled ones with their completion, forced ones without."""
@@ -254,11 +280,35 @@ class TrajectoryBuilder:
         if completion is not None:
             _check(np.array_equal(ids, completion.token_ids), "sampled ids must be the completion's own")
             self._masks.append(completion.sampling_mask)
+            self._append_routing(completion.routed_experts, turn_id)
+
+    def _append_routing(self, routed: ShortArray | None, turn_id: int) -> None:
+        """What the turn adds must reach from the last reported row to the last input."""
+        if routed is None:
+            _check(not self._routing, f"turn {turn_id} has no routed experts, but the turns before it have")
+            return
+        missing = len(self.token_ids) - 1 - self.num_routed
+        _check(len(routed) == missing, f"turn {turn_id} has routed experts for {len(routed)} of {missing} new inputs")
+        same = not self._routing or self._routing[0].shape[1:] == routed.shape[1:]
+        _check(same, f"turn {turn_id} has routed experts of shape {routed.shape}, unlike the turns before it")
+        self._routing.append(routed)
+
+    @property
+    def num_routed(self) -> int:
+        """Inputs whose routing is recorded: the next request's `routed_from`."""
+        return sum(map(len, self._routing))
 
     @property
     def token_ids(self) -> IntArray:
         """All ids so far, int32 [L]: the next request's prompt."""
         return np.concatenate([np.empty(0, np.int32), *self._token_ids])
+
+    def _padded_routing(self) -> ShortArray | None:
+        """Stitched over turns, with -1 rows for the tokens after the last input."""
+        if not self._routing:
+            return None
+        rest = np.full((len(self.token_ids) - self.num_routed, *self._routing[0].shape[1:]), -1, np.int16)
+        return np.concatenate([*self._routing, rest])
 
     def build(self, **facts: Any) -> Trajectory:
         """The finished trajectory; `facts` are the remaining fields of `Trajectory`."""
@@ -269,6 +319,7 @@ class TrajectoryBuilder:
             turn_ids=np.concatenate([np.empty(0, np.int32), *self._turn_ids]),
             policy_versions=np.concatenate([np.empty(0, np.int32), *self._versions]),
             sampling_mask=SamplingMask.concat(self._masks),
+            routed_experts=self._padded_routing(),
             **facts,
         )
 

@@ -44,6 +44,8 @@ class PartBase:
 
     Config: ClassVar[type[BaseModel]]
     needs: frozenset[str] = frozenset()
+    can_replay_routing: bool = False
+    """Of an engine: it reports routed experts. Of a trainer: it applies them."""
 
 
 def names(kind: str) -> list[str]:

@@ -14,7 +14,7 @@ from tests.trajectories import completion, random_trajectory
 from tools.base import ToolResult
 
 
-def episode(seed: int, top_p: float = 1.0) -> Episode:
+def episode(seed: int, top_p: float = 1.0, experts: tuple[int, int, int] | None = None) -> Episode:
     rng = np.random.default_rng(seed)
     turn = Turn(
         turn_id=0,
@@ -24,7 +24,7 @@ def episode(seed: int, top_p: float = 1.0) -> Episode:
         tool_results=(ToolResult("1", ok=True),),
     )
     prompt = Prompt(0, ({"role": "user", "content": "1+0"},), "1", {"k": 1})
-    return Episode(prompt, (turn,), random_trajectory(rng, seed, top_p=top_p, version=seed))
+    return Episode(prompt, (turn,), random_trajectory(rng, seed, top_p=top_p, version=seed, experts=experts))
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
@@ -42,6 +42,24 @@ def test_a_trajectory_survives_the_table_bit_for_bit(tmp_path: Path, top_p: floa
         np.testing.assert_array_equal(before.sampling_mask.offsets, after.sampling_mask.offsets)
         scalars = [(t.group_id, t.episode_id, t.reward, t.stop_reason, t.sampling_params) for t in (before, after)]
         assert scalars[0] == scalars[1]
+
+
+def test_routing_survives_the_table_and_its_absence_too(tmp_path: Path) -> None:
+    episodes = [episode(1, experts=(8, 3, 2)), episode(2), episode(3, experts=(300, 2, 4))]
+    rows = [facts.rollout_row(0, e) for e in episodes]
+    facts.write_part(tmp_path / "t.parquet", 0, rows, facts.ROLLOUT_FACTS)
+    read = [facts.trajectory(row) for row in facts.read_part(tmp_path / "t.parquet", 0)]
+    for before, after in zip((e.trajectory for e in episodes), read, strict=True):
+        if before.routed_experts is None:
+            assert after.routed_experts is None
+        else:
+            assert after.routed_experts is not None
+            assert after.routed_experts.dtype == np.int16
+            np.testing.assert_array_equal(before.routed_experts, after.routed_experts)
+    older = facts.read_part(tmp_path / "t.parquet", 0)[0]
+    for name in ("routed_experts", "routed_layers", "routed_k"):
+        del older[name]
+    assert facts.trajectory(older).routed_experts is None
 
 
 def test_polars_and_duckdb_read_the_parts_as_one_table(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from agent_rl.records import (
 )
 
 
-def completion(ids: list[int], version: int = 0) -> Completion:
+def completion(ids: list[int], version: int = 0, routed: object = None) -> Completion:
     return Completion(
         token_ids=np.array(ids, np.int32),
         behavior_logprobs=-np.ones(len(ids), np.float32),
         sampling_mask=SamplingMask.full(len(ids)),
         policy_versions=np.full(len(ids), version, np.int32),
         finish_reason=FinishReason.STOP,
+        routed_experts=routed,
     )
 
 
@@ -52,6 +53,51 @@ def test_the_builder_marks_what_was_sampled_and_what_was_forced() -> None:
     assert np.isnan(trajectory.behavior_logprobs).tolist() == [True, True, False, False, True, False]
     assert len(trajectory.sampling_mask) == 3
     assert trajectory.num_turns == 2
+
+
+def routing(*first: int) -> np.ndarray:
+    """Two layers, top 2: input i goes to the experts (first[i], 0) and (first[i], 1)."""
+    return np.array([[[expert, 0], [expert, 1]] for expert in first], np.int16)
+
+
+def test_routing_is_stitched_over_turns_and_ends_before_the_last_sampled_token() -> None:
+    builder = TrajectoryBuilder()
+    builder.append([1, 2], -1)
+    builder.append([3, 4], 0, completion([3, 4], routed=routing(11, 12, 13)))
+    assert builder.num_routed == 3
+    builder.append([9], 0)
+    builder.append([6], 1, completion([6], routed=routing(14, 19)))
+    builder.append([8, 8], 1)
+    trajectory = build(builder)
+    assert trajectory.routed_experts.dtype == np.int16
+    assert trajectory.routed_experts[:, 0, 0].tolist() == [11, 12, 13, 14, 19, -1, -1, -1]
+    assert trajectory.routed_experts[:, 1, 1].tolist() == [1, 1, 1, 1, 1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [
+        (routing(14), "turn 1 has routed experts for 1 of 2 new inputs"),
+        (routing(14, 19, 20), "turn 1 has routed experts for 3 of 2 new inputs"),
+        (routing(14, 19)[:, :1], r"turn 1 has routed experts of shape \(2, 1, 2\), unlike"),
+        (None, "turn 1 has no routed experts, but the turns before it have"),
+    ],
+)
+def test_routing_that_does_not_fit_is_an_error(second: np.ndarray | None, sentence: str) -> None:
+    builder = TrajectoryBuilder()
+    builder.append([1, 2], -1)
+    builder.append([3, 4], 0, completion([3, 4], routed=routing(11, 12, 13)))
+    builder.append([9], 0)
+    with pytest.raises(ValueError, match=sentence):
+        builder.append([6], 1, completion([6], routed=second))
+
+
+def test_the_routing_of_a_layer_is_whole_or_not_reported() -> None:
+    dense_layer = np.array([[[4, 2], [-1, -1]]], np.int16)
+    np.testing.assert_array_equal(completion([5], routed=dense_layer).routed_experts, dense_layer)
+    for wrong, sentence in (([[[4, -1]]], "whole"), ([[[-2, -2]]], "whole"), ([[4, 2]], r"got shape \(1, 2\)")):
+        with pytest.raises(ValueError, match=sentence):
+            completion([5], routed=np.array(wrong))
 
 
 def test_sampled_ids_must_be_the_completions_own() -> None:

@@ -1,5 +1,7 @@
 """Hand-made trajectories for tests of what comes after the rollout."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from agent_rl.records import (
@@ -24,16 +26,22 @@ def random_trajectory(
     top_p: float = 1.0,
     version: int = 0,
     version_step: int = 0,
+    experts: tuple[int, int, int] | None = None,
 ) -> Trajectory:
     """A prompt, `turns` sampled turns of up to `turn_tokens` tokens with forced ones between; 0 turns samples none.
 
-    Turn k is sampled at policy version `version` + k * `version_step`.
+    Turn k is sampled at policy version `version` + k * `version_step`. `experts`: (number, layers, k) of a random
+    recorded routing; none is recorded without.
     """
     builder = TrajectoryBuilder()
     builder.append(rng.integers(0, VOCABULARY, int(rng.integers(1, 8))), -1)
     for turn in range(turns):
         ids = rng.integers(0, VOCABULARY, int(rng.integers(1, turn_tokens + 1))).astype(np.int32)
-        builder.append(ids, turn, completion(rng, ids, top_p < 1, version + turn * version_step))
+        sampled = completion(rng, ids, top_p < 1, version + turn * version_step)
+        if experts:
+            new_inputs = len(builder.token_ids) + len(ids) - 1 - builder.num_routed
+            sampled = replace(sampled, routed_experts=random_routing(rng, new_inputs, experts))
+        builder.append(ids, turn, sampled)
         builder.append(rng.integers(0, VOCABULARY, int(rng.integers(0, 4))), turn)
     return builder.build(
         group_id=episode_id // group_size,
@@ -44,6 +52,12 @@ def random_trajectory(
         reward_parts={"outcome": 0.0},
         stop_reason=StopReason.ANSWER,
     )
+
+
+def random_routing(rng: np.random.Generator, rows: int, experts: tuple[int, int, int]) -> np.ndarray:
+    """Distinct experts, int16 [rows, layers, k], of `experts` = (number, layers, k)."""
+    number, layers, k = experts
+    return rng.random((rows, layers, number)).argsort(-1)[..., :k].astype(np.int16)
 
 
 def completion(rng: np.random.Generator, ids: np.ndarray, cut: bool, version: int) -> Completion:

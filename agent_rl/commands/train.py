@@ -80,7 +80,7 @@ def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
 
     state = RunState.load(newest_checkpoint(run))
     before, after = load(run / "config.yaml"), load(run / "config.yaml", overrides)
-    for key in ("seed", "model", "prompts", "batch", "rollout", "reward", "pipeline"):
+    for key in ("seed", "model", "routing_replay", "prompts", "batch", "rollout", "reward", "pipeline"):
         if getattr(before, key) != getattr(after, key):
             raise ValueError(f"{key} cannot change when a run is resumed; start a new run with it")
     if after.num_steps <= state.step:

@@ -51,6 +51,7 @@ class EpisodeParts:
     tool_format: ToolFormat
     reward: Reward
     make_tools: Callable[[], dict[str, Tool]]
+    routing_replay: bool = False
 
 
 async def no_wait() -> None:
@@ -92,7 +93,8 @@ async def _drive(
         else:
             await before_turn()
             generating = time.monotonic()
-            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params)
+            routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
+            completion = await parts.engine.generate(task.episode_id, builder.token_ids, params, routed_from)
             generated = time.monotonic()
             builder.append(completion.token_ids, turn_id, completion)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))

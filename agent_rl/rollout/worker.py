@@ -56,6 +56,7 @@ class RolloutWorker:
             tool_format=registry.build("tool_format", rollout.tool_format),
             reward=registry.build("reward", config.reward),
             make_tools=self._make_tools,
+            routing_replay=config.routing_replay,
         )
 
     def _make_tools(self) -> dict[str, Tool]:

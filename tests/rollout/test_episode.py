@@ -40,7 +40,9 @@ class Script:
     params: list[SamplingParams] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
-    async def generate(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> Completion:
+    async def generate(
+        self, sequence_id: int, token_ids: IntArray, params: SamplingParams, routed_from: int | None = None
+    ) -> Completion:
         text = self.turns[min(len(self.seen), len(self.turns) - 1)]
         self.seen.append(token_ids)
         self.params.append(params)

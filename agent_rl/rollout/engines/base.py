@@ -10,7 +10,7 @@ class Engine(Protocol):
 
     `sequence_id` names one episode: successive calls with the same id extend the same token sequence, so
     an engine may keep its KV cache between them. `release` says that the episode is over; it is safe to
-    call for an unknown id.
+    call for an unknown id. The class of an engine that can report routing says so: `can_replay_routing = True`.
     """
 
     @property
@@ -18,8 +18,13 @@ class Engine(Protocol):
         """The version that the next sampled token will be stamped with."""
         ...
 
-    async def generate(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> Completion:
+    async def generate(
+        self, sequence_id: int, token_ids: IntArray, params: SamplingParams, routed_from: int | None = None
+    ) -> Completion:
         """Continue `token_ids` (int32 [L], the whole sequence so far) by up to `params.max_new_tokens`.
+
+        With `routed_from`, the completion also holds the experts that each input from that position on was
+        routed to, as `Completion.routed_experts` says; None asks for none.
 
         Raises `ValueError` if the sequence cannot fit into the engine's context, or if it already has a
         request that runs.

@@ -74,12 +74,16 @@ class EmbeddedEngine(PartBase):
     def policy_version(self) -> int:
         return self._policy_version
 
-    async def generate(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> Completion:
+    async def generate(
+        self, sequence_id: int, token_ids: IntArray, params: SamplingParams, routed_from: int | None = None
+    ) -> Completion:
         """Continue `token_ids` as `Engine.generate` says; a completion is cut where the context ends.
 
         Raises `ValueError` for a prompt that is empty, leaves no room for a token or holds an id outside the
         vocabulary, and for a sequence that already has a request; `RuntimeError` once the engine is closed.
         """
+        if routed_from is not None:
+            raise ValueError("the embedded engine reports no routing yet; leave routed_from out")
         request = self._submit(sequence_id, np.asarray(token_ids, np.int32), params)
         try:
             return await request.future
