@@ -21,13 +21,15 @@ from agent_rl.rollout.engines.base import Engine
 @dataclass(frozen=True)
 class Subject:
     """An engine to check: `make` gives a fresh one on `model_path` at version 0; `other_weights` is a
-    safetensors file for the same model; the engine's context holds `context` tokens."""
+    safetensors file for the same model; the engine's context holds `context` tokens. After `under_way_s` seconds a
+    request has sampled a few tokens and is far from its end."""
 
     make: Callable[[], Engine]
     model_path: str
     other_weights: str
     context: int
     tolerance: float = 1e-4
+    under_way_s: float = 0.02
 
 
 def reference_model(subject: Subject, *, updated: bool = False) -> Any:
@@ -194,7 +196,7 @@ def check_update_in_mid_request(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         calls = [asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(subject.under_way_s)
         await engine.update_weights(subject.other_weights, 3)
         for prompt, completion in zip(prompts, await asyncio.gather(*calls), strict=True):
             new = completion.policy_versions == 3
@@ -218,7 +220,7 @@ def check_cancellation(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         cancelled, other = (asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(subject.under_way_s / 2)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled

@@ -12,11 +12,12 @@ def register() -> None:
     swaps in batch-invariant CUDA kernels, which a CPU neither has nor needs for the draw itself.
     """
     import sglang.srt.batch_invariant_ops as batch_invariant_ops
-    from sglang.srt import server_args
+    from sglang.srt.arg_groups import choices
     from sglang.srt.mem_cache.pool_host import common
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
-    server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     batch_invariant_ops.enable_batch_invariant_mode = _keep_cpu_kernels
 
 

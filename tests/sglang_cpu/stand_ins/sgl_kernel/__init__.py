@@ -1,8 +1,8 @@
 """What SGLang needs of its kernel package on a CPU that the package was not built for, in plain torch.
 
-SGLang imports `sgl_kernel` whatever the device. With the torch_native attention backend it calls two of its
-operators only: the one that writes token slots into the request table, and the router's top-k softmax. Every
-other name exists, so that imports work, and says what is missing when it is called.
+SGLang imports `sgl_kernel` whatever the device. With the torch_native attention backend it calls three of its
+operators only: the one that writes token slots into the request table, the router's top-k softmax and the hash
+behind per-request seeds. Every other name exists, so that imports work, and says what is missing when called.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+_LOW = 0xFFFFFFFF
 
 
 def assign_req_to_token_pool_cpu(
@@ -33,6 +35,23 @@ def topk_softmax_cpu(
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids.int()
 
 
+def murmur_hash32_cpu(seeds: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
+    """MurmurHash3 (Appleby 2011, x86 32-bit) of (seed, position, column) as 16 bytes, uint32 [R, C]."""
+    seeds, positions = seeds.view(torch.int64)[:, None], positions.long()[:, None]
+    hashed = torch.zeros(1, dtype=torch.int64)
+    for block in (seeds, seeds >> 32, positions, columns.long()[None]):
+        block = _rotated((block & _LOW) * 0xCC9E2D51 & _LOW, 15) * 0x1B873593 & _LOW
+        hashed = (_rotated(hashed ^ block, 13) * 5 + 0xE6546B64) & _LOW
+    hashed = hashed ^ 16
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        hashed = (hashed ^ (hashed >> shift)) * factor & _LOW
+    return hashed.to(torch.uint32)
+
+
+def _rotated(values: Tensor, bits: int) -> Tensor:
+    return ((values << bits) | (values >> (32 - bits))) & _LOW
+
+
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     if not name.endswith("_cpu"):
         raise AttributeError(name)
@@ -48,4 +67,6 @@ _library.define(
     "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
     "Tensor? correction_bias=None) -> (Tensor, Tensor)"
 )
+_library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_library.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
 _library.impl("topk_softmax_cpu", topk_softmax_cpu, "CPU")

@@ -1,0 +1,194 @@
+"""Keeps one SGLang server answering with the weights that it should have."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_rl.rollout.engines.base import EngineError
+from agent_rl.rollout.sglang.client import Client, RefusedError
+from agent_rl.rollout.sglang.config import SGLangConfig
+from agent_rl.rollout.sglang.messages import VersionLabels
+from agent_rl.rollout.sglang.probe import check_server
+from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
+
+_MAX_LAUNCHES = 6
+_POLL_S = 0.5
+_HEALTH_S = 30.0
+
+
+class Supervisor:
+    """One server, launched here or at an address, and the version that it serves.
+
+    `ready` brings it to where it should be, whatever happened to it: launched, checked, with the weights of the
+    last `load`. `lose` says that it was found dead or hung.
+    """
+
+    def __init__(
+        self,
+        config: SGLangConfig,
+        model_path: Path,
+        worker_index: int,
+        report_routing: bool,
+        versions: VersionLabels,
+    ) -> None:
+        self.config, self.model_path, self.versions = config, model_path.absolute(), versions
+        self.process: ServerProcess | None = None
+        self.policy_version = 0
+        self.changing = asyncio.Lock()
+        """Held while the server starts or its weights change."""
+        self._weights = self.model_path
+        self._worker_index, self._report_routing = worker_index, report_routing
+        self._folder = Path(tempfile.mkdtemp(prefix="agent-rl-sglang-"))
+        self.client: Client | None = None
+        """None while there is no server that is known to be right."""
+        self._starting: asyncio.Task[Client] | None = None
+        self._num_launches = 0
+
+    async def ready(self) -> Client:
+        """The client of a server that serves the current weights; starts one if there is none.
+
+        Raises `ValueError` if no server can be had, with the reason.
+        """
+        if self.client is not None:
+            return self.client
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        # a request that is cancelled does not take the start with it, which others wait for
+        return await asyncio.shield(self._starting)
+
+    def lose(self, client: Client) -> None:
+        """The server behind `client` is dead or has hung: end it, so that `ready` begins anew."""
+        if client is self.client:
+            self.client = None
+            if self.process:
+                self.process.kill()
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """Serve `weights`, a safetensors file of the model or a directory with one, as `policy_version`.
+
+        A server that dies over it is started again, with the new weights. Raises `ValueError`, with the server's
+        reason and the old weights in place, if it refuses them.
+        """
+        client = await self.ready()
+        async with self.changing:
+            before = self._weights, self.policy_version
+            self._weights, self.policy_version = weights, policy_version
+            try:
+                await self._update(client, self.config.on_update)
+            except RefusedError as refusal:
+                self._weights, self.policy_version = before
+                raise ValueError(f"the weights in {weights} were not loaded: {refusal}") from None
+            except EngineError:
+                self.lose(client)
+        await self.ready()
+
+    async def close(self) -> None:
+        client, self.client = self.client, None
+        if self._starting:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if client:
+            await client.close()
+        if self.process:
+            self.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start(self) -> Client:
+        """Launch or find the server, check it, and give it the current weights."""
+        deadline = time.monotonic() + self.config.start_deadline_s
+        try:
+            async with self.changing:
+                while self.client is None:
+                    self.client = await self._attempt(deadline)
+                return self.client
+        finally:
+            self._starting = None
+
+    async def _attempt(self, deadline: float) -> Client | None:
+        """One attempt at a server; None if it fails in a way that another attempt may mend."""
+        client = Client(self.config.urls[self._worker_index] if self.config.urls else self._launch())
+        try:
+            await self._answering(client, deadline)
+            await check_server(client, self.config, self._report_routing)
+            if self.config.urls or self._weights != self.model_path:
+                await self._update(client, "retract")
+            return client
+        except RefusedError as refusal:
+            raise ValueError(f"the weights in {self._weights} were not loaded: {refusal}") from None
+        except EngineError as error:
+            await client.close()
+            if time.monotonic() > deadline:
+                raise ValueError(f"no SGLang server could be had: {error}") from None
+            await asyncio.sleep(_POLL_S)
+            return None
+
+    def _launch(self) -> str:
+        """Start the server's process, in the thread of the event loop; returns its address."""
+        if self._num_launches == _MAX_LAUNCHES:
+            raise ValueError(f"the SGLang server died {_MAX_LAUNCHES} times; its last words: {self._last_words()}")
+        self._num_launches += 1
+        if self.process:
+            self.process.kill()
+        port = free_port()
+        command = launch_command(
+            self.config, str(self.model_path), port, self.versions.of(0), report_routing=self._report_routing
+        )
+        environment = launch_environment(self.config, self._worker_index, os.environ)
+        self.process = ServerProcess(command, environment, port, self._folder / "server.log")
+        self.process.start()
+        return self.process.url
+
+    async def _answering(self, client: Client, deadline: float) -> None:
+        """Wait until the server is healthy. Raises `ValueError` if its process ends, or the time does."""
+        while True:
+            try:
+                await client.get("/health", _HEALTH_S)
+                return
+            except (EngineError, RefusedError) as error:
+                if self.process and not self.process.alive:
+                    raise ValueError(f"the SGLang server ended as it started: {self._last_words()}") from None
+                if time.monotonic() > deadline:
+                    words = f": {self._last_words()}" if self.process else ""
+                    raise ValueError(
+                        f"no SGLang server answers at {client.url} within {self.config.start_deadline_s:g} s "
+                        f"({error}){words}"
+                    ) from None
+                await asyncio.sleep(_POLL_S)
+
+    async def _update(self, client: Client, on_update: str) -> None:
+        """Load the current weights and stamp them, in one operation. Without a pause the server drains first."""
+        within, paused = self.config.update_deadline_s, on_update != "drain"
+        body = {"weight_version": self.versions.of(self.policy_version), "flush_cache": on_update != "in_place"}
+        if paused:
+            await client.post("/pause_generation", {"mode": on_update}, within)
+        with _as_directory(self._weights, self.model_path, self._folder) as directory:
+            try:
+                await client.post("/update_weights_from_disk", {"model_path": str(directory)} | body, within)
+            finally:
+                if paused:
+                    await client.post("/continue_generation", {}, within)
+
+    def _last_words(self) -> str:
+        return self.process.last_words() if self.process else ""
+
+
+@contextlib.contextmanager
+def _as_directory(weights: Path, model_path: Path, parent: Path) -> Iterator[Path]:
+    """`weights` as the model directory that SGLang reads: links to the file and to all of the model but weights."""
+    if weights.is_dir():
+        yield weights
+        return
+    folder = Path(tempfile.mkdtemp(prefix=f"{weights.stem}-", dir=parent))
+    for file in model_path.iterdir():
+        if file.suffix not in (".safetensors", ".bin", ".pt") and not file.name.endswith(".index.json"):
+            (folder / file.name).symlink_to(file.resolve())
+    (folder / "model.safetensors").symlink_to(weights.absolute())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
