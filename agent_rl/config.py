@@ -12,12 +12,11 @@ from agent_rl import registry
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import lay_over
 from agent_rl.registry import PartKind
+from agent_rl.routers import ROUTED_MODELS
 from agent_rl.settings import Settings, check
 from sandbox.zygote import ZygoteConfig
 
 BUILTIN = "builtin:"
-ROUTED_MODELS = ("qwen3_moe",)
-"""Model types whose routing can be replayed."""
 
 
 class SamplingConfig(Settings):

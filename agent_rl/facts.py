@@ -84,6 +84,7 @@ MISMATCH = pa.schema(
         ("num_turns", pa.int32()),
         ("lag", pa.int32()),
         ("kl_bin", pa.int32()),
+        ("layer", pa.int32()),
         ("n", pa.int64()),
         *(
             (name, pa.float64())
@@ -112,6 +113,7 @@ MISMATCH = pa.schema(
                 "num_responses",
                 "eps_eff_low",
                 "eps_eff_high",
+                "routing_differed",
             )
         ),
     ]

@@ -23,7 +23,7 @@ def method_names() -> list[str]:
 
 
 def overlay(name: str) -> dict[str, Any]:
-    """The partial run config of a method: `{"objective": {...}}`.
+    """The partial run config of a method: `objective`, and `routing_replay` if it has it.
 
     Raises `ObjectiveError` (bad_method) with the nearest name if there is none.
     """
@@ -36,12 +36,20 @@ def overlay(name: str) -> dict[str, Any]:
     return found
 
 
+def replays_routing(name: str) -> bool:
+    """Whether a method includes routing replay (R3)."""
+    return bool(overlay(name).get("routing_replay", False))
+
+
 def method(name: str) -> ObjectiveConfig:
     """The objective of a method, with every other key at its default."""
     return check(ObjectiveConfig, overlay(name)["objective"], f"method {name}")
 
 
 def lay_over(run: dict[str, Any], name: str) -> dict[str, Any]:
-    """The mapping of a run's config with its objective replaced by a method's; `kl` and the like stay the run's."""
+    """The mapping of a run's config with its objective replaced by a method's; `kl` and the like stay the run's.
+
+    Routing replay belongs to the method too: it is on for those that say so, and off for the others.
+    """
     kept = {key: value for key, value in (run.get("objective") or {}).items() if key not in IDENTITY}
-    return {**run, "objective": kept | overlay(name)["objective"]}
+    return {**run, "routing_replay": replays_routing(name), "objective": kept | overlay(name)["objective"]}

@@ -50,10 +50,11 @@ class TokenBatch:
     policy_versions: int64 [T]. loss_mask: bool [T], True on active tokens, those the policy sampled.
     behavior_logprobs, advantages, temperature: float [T]; on other tokens they may hold anything.
     cu_seqlens: int32 [S + 1]. Optional: proximal_logprobs, ref_logprobs [T]; kept_ids int64 [K] with
-    kept_offsets int64 [A + 1], one row an active token in order, an empty row for full vocabulary.
+    kept_offsets int64 [A + 1], one row an active token in order, an empty row for full vocabulary; routed_experts
+    int [T, layers, k], of each input, -1 where none were recorded.
 
     Raises `ObjectiveError` on lengths that disagree, a non-finite or positive log-prob of an active token, a
-    non-finite advantage, and a sampled token outside its kept set.
+    non-finite advantage, a sampled token outside its kept set, and a token routed to one expert twice.
     """
 
     token_ids: Tensor
@@ -71,6 +72,7 @@ class TokenBatch:
     ref_logprobs: Tensor | None = None
     kept_ids: Tensor | None = None
     kept_offsets: Tensor | None = None
+    routed_experts: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._check_lengths()
@@ -81,6 +83,7 @@ class TokenBatch:
             if (values := getattr(self, name)) is not None:
                 self.check_logprobs(name, values)
         self._check_kept()
+        self._check_routing()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -167,3 +170,17 @@ class TokenBatch:
             t = int(self.loss_mask.nonzero()[int(((found == 0) & (sizes > 0)).nonzero()[0, 0]), 0])
             where = f"of trajectory {int(self.trajectory_ids[t])} at position {int(self.position_ids[t])}"
             raise ObjectiveError("sampled_token_outside_mask", f"the token {where} is not in its own kept set")
+
+    def _check_routing(self) -> None:
+        if self.routed_experts is None:
+            return
+        shape = tuple(self.routed_experts.shape)
+        if len(shape) != 3 or shape[0] != len(self):
+            raise ObjectiveError("shape_mismatch", f"routed_experts has shape {shape}, need [{len(self)}, layers, k]")
+        ordered = self.routed_experts.sort(-1).values
+        twice = ((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any(-1)
+        if bool(twice.any()):
+            t, layer = twice.nonzero()[0].tolist()
+            where = f"position {int(self.position_ids[t])} of trajectory {int(self.trajectory_ids[t])}"
+            chosen = self.routed_experts[t, layer].tolist()
+            raise ObjectiveError("duplicate_expert", f"layer {layer} routes {where} to an expert twice: {chosen}")

@@ -96,6 +96,8 @@ async def _drive(
             routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
             completion = await parts.engine.generate(task.episode_id, builder.token_ids, params, routed_from)
             generated = time.monotonic()
+            if routed_from is not None and completion.routed_experts is None:
+                raise ValueError("routing_replay is true, but the engine reported no routing; choose another engine")
             builder.append(completion.token_ids, turn_id, completion)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from agent_rl.trainer import packed_attention
+from agent_rl.trainer.routing_replay import RoutingReplay
 
 
 def load_model(model_path: str) -> Any:
-    """The causal LM of a directory in float32, without dropout, on packed attention."""
+    """The causal LM of a directory in float32, without dropout, on packed attention, ready for routing replay."""
     from transformers import AutoModelForCausalLM  # heavy
     from transformers.utils.logging import disable_progress_bar
 
@@ -18,6 +19,7 @@ def load_model(model_path: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
     )
+    model.routing_replay = RoutingReplay(model)
     return model.eval()  # no dropout: at lag 0 the ratio must be 1
 
 

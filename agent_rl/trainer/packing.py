@@ -58,7 +58,25 @@ def pack(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> Tok
         cu_seqlens=torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32),
         kept_ids=torch.tensor(mask.token_ids, dtype=torch.int64) if mask is not None else None,
         kept_offsets=torch.tensor(mask.offsets, dtype=torch.int64) if mask is not None else None,
+        routed_experts=_routing(trajectories),
     )
+
+
+def _routing(trajectories: Sequence[Trajectory]) -> Tensor | None:
+    """Recorded experts, int16 [T, layers, k], or None without any.
+
+    Raises `ValueError` naming a trajectory that sampled tokens without recording, while others recorded.
+    """
+    shapes = {t.routed_experts.shape[1:] for t in trajectories if t.routed_experts is not None}
+    if not shapes:
+        return None
+    missing = [t.episode_id for t in trajectories if t.routed_experts is None and t.loss_mask.any()]
+    if missing or len(shapes) > 1:
+        what = f"episode {missing[0]} has no recorded routing" if missing else f"routing of shapes {sorted(shapes)}"
+        raise ValueError(f"{what} in one batch with episodes that have another; record all with one model and engine")
+    nothing = next(iter(shapes))
+    parts = [np.full((len(t), *nothing), -1) if t.routed_experts is None else t.routed_experts for t in trajectories]
+    return _join(parts, np.int16)
 
 
 def unpack(values: Tensor, batch: TokenBatch) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:

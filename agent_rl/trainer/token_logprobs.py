@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.trainer.routing_replay import replay_routing
 
 
 def token_logprobs(model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """(log-probs, entropies), float32 [T] each, 0 on tokens that the policy did not sample.
 
     Column t describes token t: its distribution is the output at t - 1. Logits are divided by the
-    temperature that the token was sampled at and normalised over its recorded kept set.
+    temperature that the token was sampled at and normalised over its recorded kept set. Experts are the recorded
+    ones, where there are any.
     """
+    replay_routing(model, batch.routed_experts)
     active = batch.loss_mask.nonzero().squeeze(1)
     output = model(
         input_ids=batch.token_ids[None],

@@ -38,6 +38,19 @@ class StageConfig(Settings):
     mix: MixConfig
 
 
+class ExpertsConfig(Settings):
+    """A mixture of experts in every layer, in place of the dense feed-forward part."""
+
+    num_experts: int = Field(4, ge=2)
+    """Experts in a layer."""
+    num_experts_per_token: int = Field(2, ge=1)
+    """Experts that a token is routed to; their weights sum to 1."""
+    intermediate_size: int = Field(96, ge=1)
+    """Width of one expert."""
+    balance: float = Field(0.01, ge=0)
+    """Weight of the load-balancing loss (arXiv 2101.03961), without which experts may fall out of use."""
+
+
 class WarmstartConfig(Settings):
     """Everything that decides the weights of the warm-started model."""
 
@@ -51,6 +64,8 @@ class WarmstartConfig(Settings):
     """Longest chain."""
     context_weight: float = Field(0.1, ge=0)
     """Loss weight of the tokens that the policy does not write (prompt and tool output); its own count 1."""
+    experts: ExpertsConfig | None = None
+    """Makes the model a mixture of experts; null makes a dense one."""
     teach: StageConfig
     """First stage: what an episode looks like, copying digits, one program a step."""
     hide: StageConfig

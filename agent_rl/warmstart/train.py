@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils.logging import disable_progress_bar
 
-from agent_rl.warmstart.config import StageConfig, WarmstartConfig
+from agent_rl.warmstart.config import ExpertsConfig, StageConfig, WarmstartConfig
 from agent_rl.warmstart.tokenizer import build_tokenizer
 from agent_rl.warmstart.traces import Trace, draw_trace
 
@@ -41,7 +48,7 @@ def run(config: WarmstartConfig, on_progress: Callable[[Progress], None]) -> Non
     torch.set_num_threads(1)
     try:
         tokenizer = build_tokenizer(CONTEXT_LENGTH)
-        model = build_model(tokenizer, config.seed)
+        model = build_model(tokenizer, config.seed, config.experts)
         for progress in train(model, tokenizer, config):
             on_progress(progress)
     finally:
@@ -51,29 +58,37 @@ def run(config: WarmstartConfig, on_progress: Callable[[Progress], None]) -> Non
     tokenizer.save_pretrained(config.output)
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model of 305,856 float32 parameters with random weights from `seed`."""
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, experts: ExpertsConfig | None = None) -> PreTrainedModel:
+    """A Qwen3 model with random float32 weights from `seed`: 305,856 parameters, or a mixture of experts."""
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=len(tokenizer),
-                hidden_size=96,
-                intermediate_size=256,
-                num_hidden_layers=3,
-                num_attention_heads=3,
-                num_key_value_heads=1,
-                head_dim=32,
-                max_position_embeddings=CONTEXT_LENGTH,
-                tie_word_embeddings=True,
-                bos_token_id=None,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        )
+        if experts is None:
+            return Qwen3ForCausalLM(Qwen3Config(**shape))
+        routed = {
+            "num_experts": experts.num_experts,
+            "num_experts_per_tok": experts.num_experts_per_token,
+            "moe_intermediate_size": experts.intermediate_size,
+            "norm_topk_prob": True,
+            "router_aux_loss_coef": experts.balance,
+        }
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **routed))
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, config: WarmstartConfig) -> Iterator[Progress]:
+def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, config: WarmstartConfig) -> Iterator[Progress]:
     """Run both stages, each with fresh optimizers; yields after every optimizer step."""
     model.train()
     rng = random.Random(f"warmstart/{config.seed}")
@@ -153,16 +168,18 @@ def _pack(documents: list[Document]) -> list[list[Document]]:
     return rows
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-    """Weighted mean cross entropy in nats over the tokens of a batch."""
-    logits = model(input_ids=batch.token_ids, position_ids=batch.position_ids, use_cache=False).logits[:, :-1]
-    losses = F.cross_entropy(logits.transpose(1, 2), batch.token_ids[:, 1:], reduction="none")
+def loss_of(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Weighted mean cross entropy in nats over the tokens of a batch; a mixture of experts adds its balance loss."""
+    mixture = {"output_router_logits": True} if model.config.model_type == "qwen3_moe" else {}
+    output = model(input_ids=batch.token_ids, position_ids=batch.position_ids, use_cache=False, **mixture)
+    losses = F.cross_entropy(output.logits[:, :-1].transpose(1, 2), batch.token_ids[:, 1:], reduction="none")
     weights = batch.weights[:, 1:]
-    return (losses * weights).sum() / weights.sum()
+    loss: Tensor = (losses * weights).sum() / weights.sum()
+    return loss + model.config.router_aux_loss_coef * output.aux_loss if mixture else loss
 
 
-def _optimizers(model: Qwen3ForCausalLM, stage: StageConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for embeddings and norms."""
+def _optimizers(model: PreTrainedModel, stage: StageConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for embeddings, norms and experts, which are stacked matrices."""
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [

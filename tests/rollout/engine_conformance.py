@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
+from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams, StopReason, TrajectoryBuilder
 from agent_rl.rollout.engines.base import Engine
+from agent_rl.routers import routers
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,65 @@ def check_parity_over_turns(subject: Subject, temperature: float, top_p: float) 
     async def body(engine: Engine) -> None:
         prompts = prompts_of(model, [3, 19, 1, 8, 30])
         await asyncio.gather(*(episode(engine, i, p) for i, p in enumerate(prompts)))
+
+    run(subject, body)
+
+
+def reference_routing(model: Any, token_ids: IntArray) -> np.ndarray:
+    """The experts that the Hugging Face model chooses for each token of a sequence, int64 [L, layers, k]."""
+    chosen: list[np.ndarray] = []
+    hooks = [
+        r.register_forward_hook(lambda _m, _i, out: chosen.append(out[2].numpy())) for r in routers(model).values()
+    ]
+    with torch.no_grad():
+        model(torch.from_numpy(token_ids).long()[None])
+    for hook in hooks:
+        hook.remove()
+    return np.stack(chosen, 1)
+
+
+def routing_of(builder: TrajectoryBuilder, number: int) -> np.ndarray:
+    whole = builder.build(
+        group_id=0,
+        episode_id=number,
+        attempt=0,
+        sampling_params=SamplingParams(0.8, 0.95),
+        reward=0.0,
+        reward_parts={},
+        stop_reason=StopReason.ANSWER,
+    )
+    assert whole.routed_experts is not None
+    return whole.routed_experts
+
+
+def check_routing_over_turns(subject: Subject) -> None:
+    """Ragged concurrent episodes: each turn's routing is asked for from the last reported row on; the whole, as
+    sets, is that of a forward of the whole sequence. Of a mixture of experts without dense layers only."""
+    model = reference_model(subject)
+
+    async def episode(engine: Engine, number: int, prompt: IntArray) -> None:
+        builder = TrajectoryBuilder()
+        builder.append(prompt, -1)
+        for turn in range(3):
+            params = SamplingParams(0.8, 0.95, max_new_tokens=5 + 3 * number, seed=10 * number + turn)
+            completion = await engine.generate(number, builder.token_ids, params, builder.num_routed)
+            builder.append(completion.token_ids, turn, completion)
+            builder.append(prompts_of(model, [3 * ((number + turn) % 4)], seed=number)[0], turn)
+        tokens = builder.token_ids
+        again = await engine.generate(number, tokens, SamplingParams(max_new_tokens=2), 0)
+        unasked = await engine.generate(number, tokens, SamplingParams(max_new_tokens=2))
+        engine.release(number)
+        assert unasked.routed_experts is None
+        assert again.routed_experts is not None
+        expected = reference_routing(model, np.concatenate([tokens, again.token_ids[:-1]]))
+        routed, reported = routing_of(builder, number), builder.num_routed
+        assert routed.shape == (len(tokens), *expected.shape[1:])
+        assert (routed[reported:] == -1).all()
+        np.testing.assert_array_equal(np.sort(routed[:reported], -1), np.sort(expected[:reported], -1))
+        np.testing.assert_array_equal(np.sort(again.routed_experts, -1), np.sort(expected, -1))
+
+    async def body(engine: Engine) -> None:
+        await asyncio.gather(*(episode(engine, i, p) for i, p in enumerate(prompts_of(model, [3, 19, 1, 8]))))
 
     run(subject, body)
 

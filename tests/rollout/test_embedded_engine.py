@@ -23,7 +23,16 @@ from agent_rl.registry import find
 from agent_rl.rollout.embedded.qwen3 import Qwen3Forward
 from agent_rl.rollout.embedded.sampling import SamplingTable, uniform
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
-from tests.rollout.engine_conformance import CHECKS, PARITY, Subject, check_parity_over_turns, reference_logprobs
+from tests.rollout.engine_conformance import (
+    CHECKS,
+    PARITY,
+    Subject,
+    check_parity_over_turns,
+    check_routing_over_turns,
+    reference_logprobs,
+    reference_model,
+    reference_routing,
+)
 
 CONTEXT = 160
 SHAPE = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "head_dim": 16, "initializer_range": 0.25}
@@ -34,7 +43,11 @@ MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**ONE_KV_HEAD, intermediate_size=64, tie_word_embeddings=True)),
     "qwen3_grouped": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, intermediate_size=64)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, intermediate_size=64)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GROUPED, **EXPERTS)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GROUPED, **EXPERTS, norm_topk_prob=True)),
+    "qwen3_moe_mixed": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**GROUPED, **EXPERTS, norm_topk_prob=False, mlp_only_layers=[0], intermediate_size=64)
+    ),
+    "qwen3_moe_biased": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GROUPED, **EXPERTS, attention_bias=True)),
 }
 
 
@@ -98,18 +111,18 @@ def computed_tokens(engine: EmbeddedEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
 def test_conformance(model_path, name, check):
     check(subject_of(model_path(name)))
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), PARITY)
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
 def test_parity_over_turns(model_path, name, temperature, top_p):
     check_parity_over_turns(subject_of(model_path(name)), temperature, top_p)
 
 
-@pytest.mark.parametrize("name", ["qwen3_grouped", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen3_grouped", "qwen3_moe_mixed", "qwen3_moe_biased"])
 def test_parity_of_other_shapes(model_path, name):
     check_parity_over_turns(subject_of(model_path(name)), 0.7, 0.9)
 
@@ -119,10 +132,54 @@ def test_parity_with_chunked_prefill_and_scarce_or_ample_slots(model_path, keys)
     check_parity_over_turns(subject_of(model_path("qwen3"), **keys), 0.7, 0.9)
 
 
-def test_the_registry_finds_it_and_only_dense_qwen3_takes_the_fused_path(model_path):
+def test_the_registry_finds_it_and_only_plain_qwen3_takes_the_fused_path(model_path):
     assert find("engine", "embedded") is EmbeddedEngine
     fused = {name: isinstance(make_engine(model_path(name))._forward, Qwen3Forward) for name in MODELS}
-    assert fused == {"qwen3": True, "qwen3_grouped": True, "llama": False, "qwen3_moe": False}
+    assert fused == {name: name not in ("llama", "qwen3_moe_biased") for name in MODELS}
+
+
+@pytest.mark.parametrize("keys", [{}, {"prefill_tokens_per_step": 5}, {"slots": 2}])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_biased"])
+def test_reported_routing_is_hugging_face_s(model_path, name, keys):
+    check_routing_over_turns(subject_of(model_path(name), **keys))
+
+
+def test_a_dense_layer_reports_nothing_and_a_dense_model_refuses(model_path):
+    engine, params = make_engine(model_path("qwen3_moe_mixed")), SamplingParams(max_new_tokens=3)
+    routed = asyncio.run(engine.generate(0, ids(4)[0], params, 0)).routed_experts
+    assert routed.shape == (6, 2, 2)
+    assert (routed[:, 0] == -1).all()
+    assert (routed[:, 1] >= 0).all()
+    with pytest.raises(ValueError, match="a llama, has no routing"):
+        asyncio.run(make_engine(model_path("llama")).generate(0, ids(4)[0], params, 0))
+    for outside in (-1, 4):
+        with pytest.raises(ValueError, match="positions 0 to 3"):
+            asyncio.run(engine.generate(0, ids(4)[0], params, outside))
+
+
+def test_routing_before_an_update_in_mid_request_stays_that_of_the_old_weights(model_path):
+    """It is what the tokens were sampled with, though their prefix is computed again with the new weights."""
+    subject = subject_of(model_path("qwen3_moe"))
+    engine, prompt, params = subject.make(), ids(9)[0], SamplingParams(max_new_tokens=100)
+
+    async def main() -> Completion:
+        call = asyncio.create_task(engine.generate(0, prompt, params, 0))
+        while engine._slots.length[0] < 50:
+            await asyncio.sleep(0)
+        await engine.update_weights(subject.other_weights, 1)
+        return await call
+
+    completion = asyncio.run(main())
+    tokens = np.concatenate([prompt, completion.token_ids])[:-1]
+    old, new = (np.sort(reference_routing(reference_model(subject, updated=u), tokens), -1) for u in (False, True))
+    routed, update = (
+        np.sort(completion.routed_experts, -1),
+        len(prompt) - 1 + completion.policy_versions.searchsorted(1),
+    )
+    assert 20 < update < 90
+    np.testing.assert_array_equal(routed[:update], old[:update])
+    np.testing.assert_array_equal(routed[update:], new[update:])
+    assert (old != new).any(-1).mean() > 0.05
 
 
 def test_the_same_submissions_give_the_same_bits(model_path):

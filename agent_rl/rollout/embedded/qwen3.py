@@ -1,4 +1,7 @@
-"""Dense Qwen3 in float32 with few kernels: its Hugging Face modules spend half of a small step between them."""
+"""Qwen3, dense or a mixture of experts, in float32 with few kernels.
+
+Its Hugging Face modules spend half of a small step between their kernels.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_rl.rollout.embedded.kv_cache import KVCache, Step
+from agent_rl.rollout.embedded.mlp import FeedForward, feed_forward, fuse_rows
 
 
 def supports(model: Any) -> bool:
     """Whether `model` is the plain form of Qwen3 that this file computes."""
     config = model.config
-    plain = config.model_type == "qwen3" and config.hidden_act == "silu" and not config.attention_bias
+    plain = config.model_type in ("qwen3", "qwen3_moe") and config.hidden_act == "silu" and not config.attention_bias
     return plain and config.rope_parameters["rope_type"] == "default" and model.dtype == torch.float32
 
 
@@ -24,12 +28,11 @@ class _Layer:
     qk_norm: Tensor
     output: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: FeedForward
 
 
 class Qwen3Forward:
-    """Logits of a packed step, from the weights of a `Qwen3ForCausalLM`.
+    """Logits of a packed step, from the weights of a `Qwen3ForCausalLM` or `Qwen3MoeForCausalLM`.
 
     Fusing makes the model's own q, k, v, gate and up weights views of the fused ones, so there is one copy of
     them. Build a new one after the model's weights were changed.
@@ -46,18 +49,17 @@ class Qwen3Forward:
         self._layers = [self._fuse(layer) for layer in model.model.layers]
 
     def _fuse(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         # The softmax scale rides on the query norm.
         query_norm = attention.q_norm.weight.detach() * self._dim**-0.5
         key_norm = attention.k_norm.weight.detach()
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
-            qkv=_fuse_rows(attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv=fuse_rows(attention.q_proj, attention.k_proj, attention.v_proj),
             qk_norm=torch.cat([query_norm.expand(self._heads, -1), key_norm.expand(self._kv_heads, -1)]),
             output=attention.o_proj.weight.detach(),
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=_fuse_rows(mlp.gate_proj, mlp.up_proj),
-            down=mlp.down_proj.weight.detach(),
+            mlp=feed_forward(layer.mlp),
         )
 
     def __call__(self, step: Step) -> Tensor:
@@ -66,8 +68,7 @@ class Qwen3Forward:
         rotation = self._rotation[step.positions]
         for index, layer in enumerate(self._layers):
             hidden = torch.addmm(hidden, self._attention(index, layer, step, hidden, rotation), layer.output.T)
-            gate, up = F.linear(self._rms(hidden) * layer.mlp_norm, layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.T)
+            hidden = layer.mlp(hidden, self._rms(hidden) * layer.mlp_norm)
         return F.linear(self._rms(hidden[step.keep]) * self._norm, self._head)
 
     def _attention(self, index: int, layer: _Layer, step: Step, hidden: Tensor, rotation: Tensor) -> Tensor:
@@ -86,15 +87,6 @@ class Qwen3Forward:
         """Rotary embedding as a complex product. It interleaves the halves, in queries and keys alike."""
         first, second = x.chunk(2, -1)
         return torch.view_as_real(torch.complex(first, second) * rotation).flatten(-2)
-
-
-def _fuse_rows(*projections: Any) -> Tensor:
-    fused = torch.cat([p.weight.detach() for p in projections])
-    start = 0
-    for projection in projections:
-        stop = start + len(projection.weight)
-        projection.weight.data, start = fused[start:stop], stop
-    return fused
 
 
 def _rotation(model: Any, max_tokens: int) -> Tensor:

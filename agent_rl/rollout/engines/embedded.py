@@ -12,6 +12,7 @@ from agent_rl.records import Completion, FinishReason, IntArray, LongArray, Samp
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.rollout.embedded.forward import Forward, build_forward, load_model
 from agent_rl.rollout.embedded.kv_cache import KVCache, plan_step
+from agent_rl.rollout.embedded.routing import RoutingTable
 from agent_rl.rollout.embedded.sampling import SamplingTable
 from agent_rl.rollout.embedded.slots import Slots
 from agent_rl.rollout.embedded.weights import load_weights
@@ -25,6 +26,7 @@ class _Request:
     token_ids: IntArray
     params: SamplingParams
     future: asyncio.Future[Completion]
+    routed_from: int | None
     slot: int = -1
     kept: list[IntArray] = field(default_factory=list)
 
@@ -38,6 +40,8 @@ class EmbeddedEngine(PartBase):
     submitted meanwhile join the next step in the order of their submission. The same submissions in the
     same order give the same bits; what is drawn depends on a request's own seed only.
     """
+
+    can_replay_routing = True
 
     class Config(PartConfig):
         """How much runs at once."""
@@ -64,6 +68,7 @@ class EmbeddedEngine(PartBase):
         self._vocab_size: int = self._model.get_input_embeddings().num_embeddings
         self._cache = KVCache(slots, max_tokens)
         self._forward: Forward = build_forward(self._model, self._cache, max_tokens)
+        self._routing = RoutingTable(self._model, slots, max_tokens)
         self._slots = Slots(slots, max_tokens)
         self._sampling = SamplingTable(slots)
         self._logprobs = np.zeros((slots, max_tokens), np.float32)
@@ -87,17 +92,18 @@ class EmbeddedEngine(PartBase):
         """Continue `token_ids` as `Engine.generate` says; a completion is cut where the context ends.
 
         Raises `ValueError` for a prompt that is empty, leaves no room for a token or holds an id outside the
-        vocabulary, and for a sequence that already has a request; `RuntimeError` once the engine is closed.
+        vocabulary, for a sequence that already has a request, and for `routed_from` outside the prompt or on a
+        model without routers; `RuntimeError` once the engine is closed.
         """
-        if routed_from is not None:
-            raise ValueError("the embedded engine reports no routing yet; leave routed_from out")
-        request = self._submit(sequence_id, np.asarray(token_ids, np.int32), params)
+        request = self._submit(sequence_id, np.asarray(token_ids, np.int32), params, routed_from)
         try:
             return await request.future
         finally:
             self._withdraw(request)
 
-    def _submit(self, sequence_id: int, token_ids: IntArray, params: SamplingParams) -> _Request:
+    def _submit(
+        self, sequence_id: int, token_ids: IntArray, params: SamplingParams, routed_from: int | None
+    ) -> _Request:
         if self._closed:
             raise RuntimeError("the engine is closed")
         if any(r.sequence_id == sequence_id for r in self._requests()):
@@ -110,12 +116,22 @@ class EmbeddedEngine(PartBase):
             )
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
             raise ValueError(f"the prompt has ids outside the model's vocabulary of {self._vocab_size}")
+        self._check_routing(routed_from, len(token_ids))
         loop = asyncio.get_running_loop()
-        request = _Request(sequence_id, token_ids, params, loop.create_future())
+        request = _Request(sequence_id, token_ids, params, loop.create_future(), routed_from)
         self._queue.append(request)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         return request
+
+    def _check_routing(self, routed_from: int | None, num_tokens: int) -> None:
+        if routed_from is None:
+            return
+        if not self._routing.supported:
+            kind = self._model.config.model_type
+            raise ValueError(f"the model, a {kind}, has no routing that could be reported; set routing_replay to false")
+        if not 0 <= routed_from < num_tokens:
+            raise ValueError(f"routed_from is {routed_from}, but the prompt has the positions 0 to {num_tokens - 1}")
 
     def _requests(self) -> list[_Request]:
         return [*self._running.values(), *self._queue]
@@ -182,6 +198,7 @@ class EmbeddedEngine(PartBase):
             self._prompt_length[slot] = prompt
             self._limit[slot] = min(prompt + request.params.max_new_tokens, capacity)
             self._sampling.set(slot, request.params, self._vocab_size)
+            self._routing.begin(slot, int(self._slots.computed[slot]))
             request.slot = slot
             self._running[slot] = self._queue.popleft()
 
@@ -196,6 +213,7 @@ class EmbeddedEngine(PartBase):
         slots, count, ready = slots[order], count[order], count[order] == todo[order]
         step = plan_step(self._slots.tokens, slots, self._slots.computed[slots], count, np.flatnonzero(ready))
         logits = self._forward(step)
+        self._routing.store(step)
         self._slots.computed[slots] += count
         if ready.any():
             self._append(slots[ready], logits)
@@ -226,8 +244,8 @@ class EmbeddedEngine(PartBase):
 
     def _finish(self, request: _Request, reason: FinishReason) -> None:
         self._withdraw(request)
-        slot = request.slot
-        span = slice(len(request.token_ids), int(self._slots.length[slot]))
+        slot, length = request.slot, int(self._slots.length[request.slot])
+        span, first = slice(len(request.token_ids), length), request.routed_from
         completion = Completion(
             token_ids=self._slots.tokens[slot, span].copy(),
             behavior_logprobs=self._logprobs[slot, span].copy(),
@@ -236,6 +254,7 @@ class EmbeddedEngine(PartBase):
             else SamplingMask.full(span.stop - span.start),
             policy_versions=self._versions[slot, span].copy(),
             finish_reason=reason,
+            routed_experts=None if first is None else self._routing.rows(slot, first, length - 1),
         )
         if not request.future.done():
             request.future.set_result(completion)

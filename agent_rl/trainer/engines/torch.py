@@ -26,6 +26,7 @@ from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.mismatch import mismatch_rows, reference_rows, step_tokens
 from agent_rl.trainer.model import load_model, weights_of
 from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.routing_replay import RoutingTally
 from agent_rl.trainer.snapshots import Snapshots
 from agent_rl.trainer.token_logprobs import token_logprobs
 
@@ -50,6 +51,8 @@ class ProximalConfig(Settings):
 
 class TorchEngine(PartBase):
     """A Hugging Face causal LM, AdamW and an `Objective`. Fulfils `TrainEngine`."""
+
+    can_replay_routing = True
 
     class Config(PartConfig):
         type: Literal["torch"] = "torch"
@@ -111,7 +114,8 @@ class TorchEngine(PartBase):
         proximal = self._proximal(trajectories, policy_version)
         if self._needs_proximal:
             batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
-        step, outputs, logprobs, entropies = self._accumulate(batches, policy_version)
+        routing = RoutingTally()
+        step, outputs, logprobs, entropies = self._accumulate(batches, policy_version, routing)
         self.objective.end_step(batches, logprobs, step)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
@@ -119,7 +123,8 @@ class TorchEngine(PartBase):
             metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
             mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
-            mismatch += reference_rows(batches, outputs, step)
+            mismatch += [*reference_rows(batches, outputs, step), *routing.rows()]
+            metrics |= routing.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
         metrics["train_s"] = time.monotonic() - started
@@ -190,7 +195,7 @@ class TorchEngine(PartBase):
             return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
 
     def _accumulate(
-        self, batches: list[TokenBatch], policy_version: int
+        self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
     ) -> tuple[StepContext, list[LossOutput], list[Tensor], list[Tensor]]:
         """Gradients of the step's loss, with what each micro-batch's loss was made of.
 
@@ -204,6 +209,7 @@ class TorchEngine(PartBase):
         outputs, logprobs, entropies = [], [], []
         for batch in batches:
             current, entropy = token_logprobs(self.model, batch)
+            routing.add(self.model, batch.turn_ids)
             step = step or self.objective.begin_step(batches, [current.detach()], step=policy_version)
             logprobs.append(current.detach())
             entropies.append(entropy)
