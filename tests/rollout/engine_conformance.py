@@ -18,19 +18,20 @@ from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams,
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.routers import routers
 
+SHORT = SamplingParams(max_new_tokens=8)
+"""Of a request that is submitted last: when it is answered, those before it are under way and far from their end."""
+
 
 @dataclass(frozen=True)
 class Subject:
     """An engine to check: `make` gives a fresh one on `model_path` at version 0; `other_weights` is a
-    safetensors file for the same model; the engine's context holds `context` tokens. After `under_way_s` seconds a
-    request has sampled a few tokens and is far from its end."""
+    safetensors file for the same model; the engine's context holds `context` tokens."""
 
     make: Callable[[], Engine]
     model_path: str
     other_weights: str
     context: int
     tolerance: float = 1e-4
-    under_way_s: float = 0.02
 
 
 def reference_model(subject: Subject, *, updated: bool = False) -> Any:
@@ -256,7 +257,7 @@ def check_update_in_mid_request(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         calls = [asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts)]
-        await asyncio.sleep(subject.under_way_s)
+        await engine.generate(99, prompts[0], SHORT)
         await engine.update_weights(subject.other_weights, 3)
         for prompt, completion in zip(prompts, await asyncio.gather(*calls), strict=True):
             new = completion.policy_versions == 3
@@ -280,7 +281,7 @@ def check_cancellation(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         cancelled, other = (asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts))
-        await asyncio.sleep(subject.under_way_s / 2)
+        await engine.generate(99, prompts[0], SHORT)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled

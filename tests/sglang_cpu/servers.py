@@ -62,8 +62,14 @@ def engine_on(url: str, model: Path, report_routing: bool = False, **keys: Any) 
     return SGLangEngine(cpu_config(urls=[url], **keys), str(model), report_routing=report_routing)
 
 
+def other_weights(directory: Path) -> Path:
+    """A safetensors file that `make_model` made for the model in `directory`."""
+    return directory.with_name(f"{directory.name}-other.safetensors")
+
+
 def make_model(directory: Path, kind: str) -> Path:
-    """A random model of the quickstart's vocabulary, without end tokens, and `other.safetensors` beside it.
+    """A random model of the quickstart's vocabulary, without end tokens, and other weights for it beside its directory: SGLang
+    would load a second file inside.
 
     `dense` has the shape of tiny-qwen3, so that a server of it can serve those weights too.
     """
@@ -84,6 +90,6 @@ def make_model(directory: Path, kind: str) -> Path:
     weights = load_file(directory / "model.safetensors")
     save_file(
         {n: (0.9 * w + 0.05 * torch.randn_like(w)).contiguous() for n, w in weights.items()},
-        directory / "other.safetensors",
+        other_weights(directory),
     )
     return directory

@@ -6,15 +6,13 @@ import pytest
 
 from tests.rollout.engine_conformance import CHECKS, PARITY, Subject, check_parity_over_turns
 from tests.sglang_cpu.conftest import Shared
-from tests.sglang_cpu.servers import CONTEXT, engine_on
+from tests.sglang_cpu.servers import CONTEXT, engine_on, other_weights
 
 
 @pytest.fixture
 def subject(dense: Shared) -> Subject:
-    other = str(dense.model / "other.safetensors")
-    return Subject(
-        lambda: engine_on(dense.url, dense.model), str(dense.model), other, CONTEXT, tolerance=1e-4, under_way_s=0.4
-    )
+    other = str(other_weights(dense.model))
+    return Subject(lambda: engine_on(dense.url, dense.model), str(dense.model), other, CONTEXT, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,11 @@ class SGLangEngine(PartBase):
             )
         self._config, self._report_routing = config, report_routing
         self._shape = ModelShape.of(Path(model_path))
+        if config.max_sequence_tokens > self._shape.max_positions:
+            raise ValueError(
+                f"rollout.engine.max_sequence_tokens is {config.max_sequence_tokens}, but the model has "
+                f"{self._shape.max_positions} positions; lower it"
+            )
         self._versions = VersionLabels(secrets.token_hex(4))
         self._server = Supervisor(config, Path(model_path), worker_index, report_routing, self._versions)
         self._tasks: dict[int, asyncio.Task[Completion]] = {}
@@ -202,11 +208,13 @@ class SGLangEngine(PartBase):
     async def close(self) -> None:
         """End a launched server; requests that still wait get a `RuntimeError`."""
         self._closed = True
-        tasks = list(self._tasks.values())
+        ending: list[asyncio.Task[Any]] = [*self._tasks.values()]
         self._fail(RuntimeError("the engine was closed while this request ran"))
         if self._watch:
             self._watch.cancel()
-        await asyncio.gather(*tasks, *self._aborts, return_exceptions=True)
+            ending.append(self._watch)
+        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._aborts)
         await self._server.close()
 
 

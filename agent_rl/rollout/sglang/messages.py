@@ -20,6 +20,7 @@ class ModelShape:
     [layers]; `experts_per_token` is 0 for a dense model."""
 
     vocab_size: int
+    max_positions: int
     routed_layers: tuple[bool, ...]
     experts_per_token: int
 
@@ -29,7 +30,8 @@ class ModelShape:
         dense, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
         layers = range(config["num_hidden_layers"])
         routed = tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
-        return ModelShape(config["vocab_size"], routed, config.get("num_experts_per_tok", 0))
+        positions = config.get("max_position_embeddings", 1 << 30)
+        return ModelShape(config["vocab_size"], positions, routed, config.get("num_experts_per_tok", 0))
 
 
 @dataclass(frozen=True)

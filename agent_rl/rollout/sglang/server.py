@@ -14,6 +14,7 @@ from agent_rl.rollout.sglang.config import SGLangConfig
 
 _HOST = "127.0.0.1"
 _TAIL_LINES = 15
+_RESERVED_TOKENS = 8  # SGLang keeps a few positions of its context back; no sequence of ours uses these
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -23,7 +24,7 @@ def launch_command(
     """The command line of a server on loopback that serves `model_path`, stamped `weight_version`."""
     command = [config.python, "-m", "sglang.launch_server", "--model-path", model_path, "--skip-tokenizer-init"]
     command += ["--host", _HOST, "--port", str(port), "--weight-version", weight_version]
-    command += ["--context-length", str(config.max_sequence_tokens)]
+    command += ["--context-length", str(config.max_sequence_tokens + _RESERVED_TOKENS)]
     command += ["--sampling-mask-max-tokens", str(config.sampling_mask_max_tokens)]
     command += ["--tp-size", str(config.tp_size), "--dp-size", str(config.dp_size)]
     command += ["--enable-return-routed-experts"] if report_routing else []
@@ -36,7 +37,11 @@ def launch_environment(config: SGLangConfig, worker_index: int, inherited: Mappi
     gpus = config.tp_size * config.dp_size
     first = config.first_gpu + worker_index * gpus
     kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    return kept | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + gpus)))} | config.environment
+    own = {
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + gpus))),
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for the reserved positions
+    }
+    return kept | own | config.environment
 
 
 class ServerProcess:
