@@ -68,8 +68,8 @@ def other_weights(directory: Path) -> Path:
 
 
 def make_model(directory: Path, kind: str) -> Path:
-    """A random model of the quickstart's vocabulary, without end tokens, and other weights for it beside its directory: SGLang
-    would load a second file inside.
+    """A random model of the quickstart's vocabulary, without end tokens. Other weights for it lie beside its directory:
+    SGLang would load a second file inside.
 
     `dense` has the shape of tiny-qwen3, so that a server of it can serve those weights too.
     """

@@ -29,9 +29,9 @@ class SGLangEngine(PartBase):
     The first request or weight update launches the server and checks it.
 
     Requests carry their seeds, which SGLang draws with only in its deterministic mode. It also stops at the end
-    tokens of the model's config, whether or not they are among a request's `stop_token_ids`. With `on_update: in_place` the tokens
-    after an update attend to KV entries of the old weights, and are stamped with the new version; no later request
-    sees those entries.
+    tokens of the model's config, whether or not they are among a request's `stop_token_ids`. With `on_update: in_place`
+    the tokens after an update attend to KV entries of the old weights, and are stamped with the new version; no later
+    request sees those entries.
     """
 
     Config = SGLangConfig
