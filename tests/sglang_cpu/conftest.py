@@ -10,6 +10,13 @@ from agent_rl.rollout.sglang.server import ServerProcess
 from tests.sglang_cpu.servers import interpreter, launch, make_model, wait_until_healthy
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A server may take minutes to start on a busy machine."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @dataclass(frozen=True)
 class Shared:
     """A running server and the model directory that it was launched with."""
