@@ -139,7 +139,7 @@ class Controller:
             )
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """Trainer writes the new version; when the interval is over, the engines load it. Returns the seconds of each."""
+        """The trainer writes the new version; when the interval is over, engines load it. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
         self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
         times = {"publish_s": time.monotonic() - started}
