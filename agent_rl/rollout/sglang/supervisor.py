@@ -58,6 +58,7 @@ class Supervisor:
             return self.client
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         # a request that is cancelled does not take the start with it, which others wait for
         return await asyncio.shield(self._starting)
 
@@ -76,17 +77,18 @@ class Supervisor:
         """
         if self._shapes:
             check_shapes(shapes_of(weights), self._shapes, weights)
-        client = await self.ready()
+        await self.ready()
         async with self.changing:
             before = self._weights, self.policy_version
             self._weights, self.policy_version = weights, policy_version
-            try:
-                await self._update(client, self.config.on_update)
-            except RefusedError as refusal:
-                self._weights, self.policy_version = before
-                raise ValueError(f"the weights in {weights} were not loaded: {refusal}") from None
-            except EngineError:
-                self.lose(client)
+            if client := self.client:  # else it died meanwhile, and the next one starts with the new weights
+                try:
+                    await self._update(client, self.config.on_update)
+                except RefusedError as refusal:
+                    self._weights, self.policy_version = before
+                    raise ValueError(f"the weights in {weights} were not loaded: {refusal}") from None
+                except EngineError:
+                    self.lose(client)
         await self.ready()
 
     async def close(self) -> None:
@@ -117,7 +119,7 @@ class Supervisor:
         try:
             await self._answering(client, deadline)
             await check_server(client, self.config, self._report_routing)
-            if self.config.urls or self._weights != self.model_path:
+            if self.config.urls or (self._weights, self.policy_version) != (self.model_path, 0):
                 await self._update(client, "retract")
             return client
         except RefusedError as refusal:
