@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -43,7 +44,7 @@ class Supervisor:
         self._weights = self.model_path
         self._shapes = shapes_of(self.model_path)
         self._worker_index, self._report_routing = worker_index, report_routing
-        self._folder = Path(tempfile.mkdtemp(prefix="agent-rl-sglang-"))
+        self._folder = Path(tempfile.gettempdir()) / f"agent-rl-sglang-{secrets.token_hex(6)}"
         self.client: Client | None = None
         """None while there is no server that is known to be right."""
         self._starting: asyncio.Task[Client] | None = None
@@ -105,6 +106,7 @@ class Supervisor:
     async def _start(self) -> Client:
         """Launch or find the server, check it, and give it the current weights."""
         deadline = time.monotonic() + self.config.start_deadline_s
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         try:
             async with self.changing:
                 while self.client is None:
