@@ -5,33 +5,22 @@ parameters. Of a Parquet file, which another framework may have written: the gra
 file has no model. Nothing is trained and nothing is written to the run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
-import torch
 from torch import Tensor
 
-from agent_rl import facts
-from agent_rl.config import RunConfig, load, model_directory
+from agent_rl.config import load
 from agent_rl.dump import Dump
-from agent_rl.objective.advantage import group_advantages
-from agent_rl.objective.config import AdvantageConfig, ObjectiveConfig
+from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.errors import ObjectiveError
-from agent_rl.objective.loss import LossOutput, Objective
+from agent_rl.objective.loss import Objective
 from agent_rl.objective.methods import lay_over, method_names
-from agent_rl.objective.metrics import step_metrics
-from agent_rl.objective.token_batch import TokenBatch
-from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, TRAINING_TABLE, list_checkpoints
-from agent_rl.pipeline.state import RunState
-from agent_rl.records import Trajectory
+from agent_rl.pipeline.run_directory import list_checkpoints
+from agent_rl.recorded_batch import Candidate, Measured, RecordedBatch, step_of
 from agent_rl.settings import check
-from agent_rl.trainer.engines.torch import TorchEngine
-from agent_rl.trainer.packing import check_lengths, pack, split
-from agent_rl.trainer.token_logprobs import token_logprobs
 
 Methods = str | Mapping[str, ObjectiveConfig]
 """`all`, names with commas between, or objectives by a name of one's own."""
@@ -40,17 +29,6 @@ REFERENCE = "grpo"
 """The method whose gradient the others are compared with; always evaluated."""
 OWN = "own"
 """What the run itself maximised, beside the methods."""
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """One objective on the batch. gradient: float [P], flat; gate and clipped: bool [A], of the sampled tokens."""
-
-    loss: float
-    gradient: Tensor
-    metrics: dict[str, float]
-    gate: Tensor
-    clipped: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +68,18 @@ class Replay:
 def replay_run(run: Path, step: int, methods: Methods = "all") -> Replay:
     """Batch `step` of a run through `methods`, at the weights that step `step` trained from.
 
-    Each is what `objective` would be under `--method`: the run's KL stays. `all` includes `own`, the run's
-    objective. Raises `ValueError` where the checkpoint or the batch is not there.
+    Each is what `objective` would be under `--method`: the run's KL stays, and routing is replayed for the methods
+    that do so. `all` includes `own`, the run's objective. Objectives by a name of one's own replay routing if the
+    run does. Raises `ValueError` where the checkpoint or the batch is not there.
     """
     if not (run / "config.yaml").is_file():
         raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
     config = load(run / "config.yaml")
-    objectives = _objectives(methods, config.objective)
+    candidates = _candidates(methods, Candidate(config.objective, config.routing_replay))
     batch = RecordedBatch(run, step, config)
-    notes = {name: note for name, objective in objectives.items() if (note := batch.note(objective))}
-    return Replay(_table(objectives, batch.measure, batch.missing, batch.turn_ids), "the model's parameters", notes)
+    learned = {name: c for name, c in candidates.items() if Objective(c.objective).clip.learns}
+    notes = {name: _FORGOT for name, c in learned.items() if c.objective.clip != config.objective.clip}
+    return Replay(_table(candidates, batch.measure, batch.missing, batch.turn_ids), "the model's parameters", notes)
 
 
 def replay_file(path: Path, methods: Methods = "all") -> Replay:
@@ -107,15 +87,20 @@ def replay_file(path: Path, methods: Methods = "all") -> Replay:
 
     Raises `ValueError` on missing columns and on rows whose lists disagree.
     """
-    objectives = _objectives(methods, None)
+    candidates = _candidates(methods, None)
     batch = Dump(path)
-    notes = {name: _FORGOT for name, objective in objectives.items() if Objective(objective).clip.learns}
+    notes = {name: _FORGOT for name, c in candidates.items() if Objective(c.objective).clip.learns}
 
-    def measure(objective: ObjectiveConfig) -> Measured:
-        found, mask = batch.evaluate(objective), batch.mask
+    def measure(candidate: Candidate) -> Measured:
+        found, mask = batch.evaluate(candidate.objective), batch.mask
         return Measured(found.loss, found.grad_logprobs[mask], found.metrics, found.gate[mask], found.clipped[mask])
 
-    return Replay(_table(objectives, measure, batch.missing, batch.turn_ids), "the log-probs", notes)
+    def missing(candidate: Candidate) -> str | None:
+        if candidate.routing_replay:
+            return f"replays routing, and {path} has log-probs but no model to route"
+        return batch.missing(candidate.objective)
+
+    return Replay(_table(candidates, measure, missing, batch.turn_ids), "the log-probs", notes)
 
 
 def replay_batch(target: Path, step: int | None, methods: Methods = "all") -> Replay:
@@ -125,7 +110,7 @@ def replay_batch(target: Path, step: int | None, methods: Methods = "all") -> Re
             raise ValueError(f"{target} is no run, and a file is one batch; leave out --step")
         return replay_file(target, methods)
     if step is None:
-        known = ", ".join(str(_step(path)) for path in list_checkpoints(target))
+        known = ", ".join(str(step_of(path)) for path in list_checkpoints(target))
         raise ValueError(f"say with --step which batch of {target}; its checkpoints: {known or 'none'}")
     return replay_run(target, step, methods)
 
@@ -138,16 +123,18 @@ def write_csv(replayed: Replay, path: Path) -> None:
 _FORGOT = "learns from earlier steps and starts here without them"
 
 
-def _objectives(methods: Methods, own: ObjectiveConfig | None) -> dict[str, ObjectiveConfig]:
+def _candidates(methods: Methods, own: Candidate | None) -> dict[str, Candidate]:
     """By name, the reference first. Raises `ObjectiveError` (bad_method) on a name that is not known."""
-    run = {} if own is None else {"objective": own.model_dump(mode="json")}
+    run = {} if own is None else {"objective": own.objective.model_dump(mode="json")}
 
-    def laid_over(name: str) -> ObjectiveConfig:
-        return check(ObjectiveConfig, lay_over(run, name)["objective"], f"method {name}")
+    def laid_over(name: str) -> Candidate:
+        found = lay_over(run, name)
+        return Candidate(check(ObjectiveConfig, found["objective"], f"method {name}"), found["routing_replay"])
 
     found = {REFERENCE: laid_over(REFERENCE)}
     if not isinstance(methods, str):
-        return found | dict(methods)
+        replays = own is not None and own.routing_replay
+        return found | {name: Candidate(objective, replays) for name, objective in methods.items()}
     names = [OWN] * (own is not None) + method_names() if methods == "all" else methods.split(",")
     for name in (name.strip() for name in names):
         found[name] = own if name == OWN and own is not None else laid_over(name)
@@ -155,18 +142,18 @@ def _objectives(methods: Methods, own: ObjectiveConfig | None) -> dict[str, Obje
 
 
 def _table(
-    objectives: Mapping[str, ObjectiveConfig],
-    measure: Callable[[ObjectiveConfig], Measured],
-    missing: Callable[[ObjectiveConfig], str | None],
+    candidates: Mapping[str, Candidate],
+    measure: Callable[[Candidate], Measured],
+    missing: Callable[[Candidate], str | None],
     turn_ids: Tensor,
 ) -> pl.DataFrame:
     """Evaluate one after the other, holding two gradients: they are as large as the model."""
-    reference = measure(objectives[REFERENCE])
+    reference = measure(candidates[REFERENCE])
     rows = []
-    for name, objective in objectives.items():
-        reason = missing(objective)
+    for name, candidate in candidates.items():
+        reason = missing(candidate)
         try:
-            measured = reference if name == REFERENCE else None if reason else measure(objective)
+            measured = reference if name == REFERENCE else None if reason else measure(candidate)
         except ObjectiveError as error:
             measured, reason = None, str(error)
         figures = {} if measured is None else _figures(measured, reference.gradient, turn_ids)
@@ -194,129 +181,3 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     """NaN where one of the two is 0: it has no direction."""
     x, y = a.double(), b.double()
     return float(x @ y / (x.norm() * y.norm()))
-
-
-class RecordedBatch:
-    """The batch that a run trained, or would have trained, at `step`, and the policy of the checkpoint there.
-
-    The log-probs are computed once, packed as the trainer packs; each objective's gradient then goes back through
-    the model. With several micro-batches their graphs are built again for each, so that memory stays that of one.
-    """
-
-    def __init__(self, run: Path, step: int, config: RunConfig) -> None:
-        if not isinstance(config.trainer, TorchEngine.Config):
-            raise ValueError(f"replay works with trainer torch, and {run} has trainer {config.trainer.type}")
-        checkpoint = _checkpoint(run, step)
-        self.step, self.config, self.checkpoint = step, config, checkpoint
-        self.trajectories, self.proximal = _read_batch(run, step, checkpoint)
-        self.limit = config.trainer.max_tokens_per_microbatch
-        check_lengths(self.trajectories, self.limit)
-        self.plan = split([len(t) for t in self.trajectories], self.limit)
-        self.model = _model(config, checkpoint)
-        self.reference = self._reference_logprobs()
-        batches = self._batches(np.zeros(len(self.trajectories), np.float32))
-        if not any(len(batch.active) for batch in batches):
-            raise ValueError(f"batch {step} of {run} has no sampled token; choose another step")
-        self.turn_ids = torch.cat([batch.active.turn_ids for batch in batches])
-        self.graph = token_logprobs(self.model, batches[0])[0] if len(batches) == 1 else None
-        with torch.no_grad():
-            first = self.graph
-            self.logprobs = [token_logprobs(self.model, b)[0] for b in batches] if first is None else [first.detach()]
-
-    def missing(self, objective: ObjectiveConfig) -> str | None:
-        """What `objective` reads and the run has not recorded."""
-        if "proximal_logprobs" in Objective(objective).needs and self.proximal is None:
-            return f"needs proximal_logprobs, which the training facts of step {self.step} do not hold for all"
-        return None
-
-    def note(self, objective: ObjectiveConfig) -> str | None:
-        """Whether its clip learns from steps that it has not seen."""
-        return _FORGOT if Objective(objective).clip.learns and objective.clip != self.config.objective.clip else None
-
-    def measure(self, config: ObjectiveConfig) -> Measured:
-        batches = self._batches(_advantages(self.trajectories, config.advantage))
-        objective = Objective(config)
-        if config.clip == self.config.objective.clip:
-            objective.load_state_dict(torch.load(self.checkpoint / "objective.pt", weights_only=True))
-        leaves = [values.clone().requires_grad_() for values in self.logprobs]
-        step = objective.begin_step(batches, self.logprobs, step=self.step)
-        outputs = [objective.loss(values, batch, step) for values, batch in zip(leaves, batches, strict=True)]
-        gradients = torch.autograd.grad(sum((o.loss for o in outputs), torch.zeros(())), leaves)
-        metrics = step_metrics(batches, outputs, step=step)
-        gradient = self._through_the_model(batches, gradients)
-        gate, clipped = (_active(batches, outputs, name) for name in ("gate", "clipped"))
-        return Measured(metrics["loss"], gradient, metrics, gate, clipped)
-
-    def _through_the_model(self, batches: list[TokenBatch], gradients: Sequence[Tensor]) -> Tensor:
-        """The gradient of the parameters, [P], from that of the log-probs of each micro-batch."""
-        parameters = list(self.model.parameters())
-        total = torch.zeros(sum(p.numel() for p in parameters))
-        for batch, gradient in zip(batches, gradients, strict=True):
-            logprobs = token_logprobs(self.model, batch)[0] if self.graph is None else self.graph
-            parts = torch.autograd.grad(
-                logprobs, parameters, gradient, retain_graph=self.graph is not None, materialize_grads=True
-            )
-            total += torch.cat([part.flatten() for part in parts])
-        return total
-
-    def _batches(self, advantages: np.ndarray) -> list[TokenBatch]:
-        batches = [pack([self.trajectories[i] for i in part], advantages[part].tolist()) for part in self.plan]
-        for name, columns in (("proximal_logprobs", self.proximal), ("ref_logprobs", self.reference)):
-            if columns is not None:
-                parts = [np.concatenate([columns[i] for i in part]) for part in self.plan]
-                batches = [
-                    replace(batch, **{name: torch.from_numpy(part)}) for batch, part in zip(batches, parts, strict=True)
-                ]
-        return batches
-
-    def _reference_logprobs(self) -> list[np.ndarray] | None:
-        """Those of the policy that the run began with, if its KL reads them."""
-        if not self.config.objective.kl.coefficient:
-            return None
-        engine = TorchEngine(self.config.trainer, str(model_directory(self.config.model.path)), ObjectiveConfig())
-        return list(engine.logprobs(self.trajectories))
-
-
-def _model(config: RunConfig, checkpoint: Path) -> Any:
-    """The policy as the trainer holds it."""
-    return TorchEngine(config.trainer, str(checkpoint), ObjectiveConfig()).model
-
-
-def _checkpoint(run: Path, step: int) -> Path:
-    found = {_step(path): path for path in list_checkpoints(run)}
-    if step not in found:
-        known = f"there are those of steps {', '.join(map(str, found))}" if found else "there is none"
-        raise ValueError(f"{run} has no checkpoint of step {step}; {known}")
-    return found[step]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory], list[np.ndarray] | None]:
-    """(trajectories, proximal log-probs if recorded for all): what step `step` trained, in its order, or has queued."""
-    rows = facts.read_part(run / ROLLOUT_TABLE, step)
-    training = [row for row in facts.read_part(run / TRAINING_TABLE, step) if row["fate"] == "trained"]
-    queue = RunState.load(checkpoint).queue
-    if not rows or (not training and step not in queue):
-        raise ValueError(f"{run} has no recorded batch for step {step}: it was neither trained nor queued there")
-    if not training:
-        return [facts.trajectory(row) for row in rows if row["group_id"] in queue[step]], None
-    training.sort(key=lambda row: row["order"])
-    recorded = {row["episode_id"]: row for row in rows}
-    trajectories = [facts.trajectory(recorded[row["episode_id"]]) for row in training]
-    columns = [row.get("proximal_logprobs") for row in training]
-    if any(column is None for column in columns):
-        return trajectories, None
-    return trajectories, [np.asarray(column, np.float32) for column in columns]
-
-
-def _advantages(trajectories: Sequence[Trajectory], config: AdvantageConfig) -> np.ndarray:
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-    groups = torch.tensor([t.group_id for t in trajectories])
-    return group_advantages(rewards, groups, config).numpy()
-
-
-def _active(batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], name: str) -> Tensor:
-    return torch.cat([getattr(o, name)[b.active.index] for o, b in zip(outputs, batches, strict=True)])

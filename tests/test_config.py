@@ -15,6 +15,7 @@ from agent_rl.config import RunConfig, apply_override, dump, load
 from agent_rl.run import train
 from agent_rl.settings import Settings, check
 
+MIXTURE = {"model": {"path": "builtin:tiny-qwen3-moe"}, "routing_replay": True}
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
@@ -79,6 +80,12 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"batch": {"group_size": 1}}, "batch.group_size is 1, but group advantages compare"),
         ({"model": {"path": "no/such/model"}}, "no model at 'no/such/model'"),
         ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
+        ({"routing_replay": True}, "but builtin:tiny-qwen3 is a qwen3 model; set routing_replay to false"),
+        (
+            MIXTURE | {"rollout": {"engine": "tests.parts.PlainEngine"}},
+            "but rollout.engine tests.parts.PlainEngine has",
+        ),
+        (MIXTURE | {"trainer": "tests.parts.PlainTrainer"}, "but trainer tests.parts.PlainTrainer has none"),
         ({"prompts": {}}, "prompts: must be a mapping with a `type`; known prompts types: arithmetic"),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
         ({"trainer": {"type": "torch", "max_tokens_per_microbatch": 99}}, "trainer.max_tokens_per_microbatch is 99"),

@@ -1,12 +1,14 @@
 """At lag 0 the ratio is 1: engine and trainer agree on every sampled token of real multi-turn episodes."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
@@ -14,14 +16,19 @@ from agent_rl.records import Episode, Trajectory
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.trainer.engines.torch import TorchEngine
+from agent_rl.trainer.packing import pack
+from agent_rl.trainer.token_logprobs import token_logprobs
 from tests.configs import quickstart
+from tests.mixtures import masked_routers
 
 
-def sample(config: RunConfig, tool_server: str, count: int = 24) -> list[Episode]:
-    """Episodes of the shipped model on chains, through the engine, the renderer and the sandbox."""
+def sample(config: RunConfig, tool_server: str, count: int = 24, weights: str | None = None) -> list[Episode]:
+    """Episodes of the shipped model, or of its shape with `weights`, through engine, renderer and sandbox."""
 
     async def run() -> list[Episode]:
         worker = RolloutWorker(config, tool_server, waves=False)
+        if weights is not None:
+            await worker.update_weights(weights, 0)
         source = registry.build("prompts", config.prompts, 3)
         tasks = [EpisodeTask(source.prompt(i), i, i, config.seed) for i in range(count)]
         result = await worker.run(tasks)
@@ -46,10 +53,15 @@ def mean_abs_difference(behavior: list[Trajectory], logprobs: list[np.ndarray], 
     return float(np.concatenate(differences).mean())
 
 
+DENSE = ()
+MIXTURE = ("model.path=builtin:tiny-qwen3-moe", "routing_replay=true")
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_engine_and_trainer_agree(tool_server: str, temperature: float, top_p: float) -> None:
-    config = quickstart(f"rollout.sampling.temperature={temperature}", f"rollout.sampling.top_p={top_p}")
+def test_engine_and_trainer_agree(tool_server: str, model: tuple[str, ...], temperature: float, top_p: float) -> None:
+    config = quickstart(*model, f"rollout.sampling.temperature={temperature}", f"rollout.sampling.top_p={top_p}")
     trajectories = [episode.trajectory for episode in sample(config, tool_server)]
     assert max(t.num_turns for t in trajectories) >= 3
     logprobs = trainer(config).logprobs(trajectories)
@@ -62,6 +74,37 @@ def test_engine_and_trainer_agree(tool_server: str, temperature: float, top_p: f
     assert mean_abs_difference(trajectories, logprobs, -1) > 100 * aligned
     kept = np.concatenate([t.sampling_mask.sizes for t in trajectories])
     assert (kept > 0).all() if top_p < 1 else (kept == 0).all()
+    assert all((t.routed_experts is not None) == bool(model) for t in trajectories)
+
+
+def test_replay_brings_back_the_routing_of_an_engine_with_other_weights(tool_server: str, tmp_path: Path) -> None:
+    """The engine's routers are off, so it routes some tokens elsewhere. With its choice replayed the trainer is
+    nearer to it, and exactly at the formula: softmax of the trainer's logits over the recorded experts."""
+    config = quickstart(*MIXTURE)
+    model = AutoModelForCausalLM.from_pretrained(model_directory(config.model.path))
+    torch.manual_seed(0)
+    state = {name: value.clone() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    for name in [name for name in state if name.endswith("mlp.gate.weight")]:
+        state[name] += 0.1 * state[name].std() * torch.randn_like(state[name])
+    save_file(state, tmp_path / "other.safetensors")
+    trajectories = [e.trajectory for e in sample(config, tool_server, weights=str(tmp_path / "other.safetensors"))]
+    own = [replace(t, routed_experts=None) for t in trajectories]
+    here = trainer(config)
+    replayed, free = here.logprobs(trajectories), here.logprobs(own)
+    routing = here.train(trajectories, 1).metrics["routing_differed"]
+    assert 0.005 < routing < 0.5
+    assert mean_abs_difference(trajectories, replayed, 0) < 0.8 * mean_abs_difference(trajectories, free, 0)
+    fresh = trainer(config)
+    for trajectory, values in list(zip(trajectories, replayed, strict=True))[:6]:
+        batch = pack([replace(trajectory, routed_experts=None)], [0.0])
+        assert trajectory.routed_experts is not None
+        membership = torch.zeros(*trajectory.routed_experts.shape[:2], 4, dtype=torch.bool)
+        known = trajectory.routed_experts >= 0
+        membership.scatter_(2, torch.from_numpy(np.where(known, trajectory.routed_experts, [0, 1])).long(), True)
+        with torch.no_grad(), masked_routers(fresh.model, membership):
+            expected = token_logprobs(fresh.model, batch)[0].numpy()
+        active = trajectory.loss_mask
+        np.testing.assert_allclose(values[active], expected[active], atol=1e-5)
 
 
 def test_another_architecture_agrees_too(tool_server: str, tmp_path: Path) -> None:

@@ -31,29 +31,35 @@ MODEL = str(model_directory("builtin:tiny-qwen3"))
 NEAR = pytest.approx
 STEP = 3
 PROXIMAL = {"grpo_tis", "gspo_tis", "icepop", "kpop"}
+R3 = {name for name in method_names() if name.endswith("_r3")}
 
 
-def near_policy(engine: TorchEngine, count: int) -> list[Trajectory]:
+def near_policy(engine: TorchEngine, count: int, experts: tuple[int, int, int] | None = None) -> list[Trajectory]:
     """Groups of two, one right and one wrong, with behaviour log-probs about 0.1 from the engine's own."""
     rng = np.random.default_rng(0)
-    batch = [replace(random_trajectory(rng, i, turns=1 + i % 4), reward=float(i % 2)) for i in range(count)]
+    drawn = [random_trajectory(rng, i, turns=1 + i % 4, experts=experts) for i in range(count)]
+    batch = [replace(t, reward=float(i % 2)) for i, t in enumerate(drawn)]
     noise = [rng.normal(0, 0.1, len(t)).astype(np.float32) for t in batch]
     found = zip(batch, engine.logprobs(batch), noise, strict=True)
     return [replace(t, behavior_logprobs=np.minimum(values + e, 0)) for t, values, e in found]
 
 
 def make_run(
-    path: Path, *overrides: str, trained: bool = True, warm: bool = False
+    path: Path,
+    *overrides: str,
+    trained: bool = True,
+    warm: bool = False,
+    experts: tuple[int, int, int] | None = None,
 ) -> tuple[RunConfig, list[Trajectory], TorchEngine]:
     """A run that stands at step 3: group 0 was sampled and dropped, the others were trained, or are queued.
 
     With `warm` its policy is a step away from the initial one.
     """
     config = quickstart(*overrides)
-    engine = TorchEngine(config.trainer, MODEL, config.objective)
+    engine = TorchEngine(config.trainer, str(model_directory(config.model.path)), config.objective)
     if warm:
         engine.train(near_policy(engine, 10), STEP - 1)
-    batch = near_policy(engine, 10)
+    batch = near_policy(engine, 10, experts)
     directory = RunDirectory(path, config)
     prompt = Prompt(0, ({"role": "user", "content": "1+1"},), "2")
     episodes = [Episode(prompt, (), trajectory) for trajectory in batch]
@@ -72,7 +78,7 @@ def make_run(
 
 def continued(config: RunConfig, checkpoint: Path, objective: ObjectiveConfig) -> TorchEngine:
     """The run's trainer as it continues from a checkpoint, with an objective."""
-    engine = TorchEngine(config.trainer, MODEL, objective)
+    engine = TorchEngine(config.trainer, str(model_directory(config.model.path)), objective)
     engine.load(checkpoint)
     return engine
 
@@ -96,11 +102,14 @@ def replayed(run: Path) -> Replay:
 def test_every_method_has_a_row_and_the_skipped_ones_a_reason(replayed: Replay) -> None:
     assert replayed.table["method"].to_list()[:2] == ["grpo", OWN]
     assert set(replayed.table["method"]) == {OWN, *method_names()}
-    assert set(replayed.skipped) == PROXIMAL
+    assert set(replayed.skipped) == PROXIMAL | R3
+    assert {replayed.skipped[name] for name in R3} == {
+        "replays routing, and the run recorded none: it was made without routing_replay"
+    }
     assert replayed.skipped["kpop"] == "needs proximal_logprobs, which the training facts of step 3 do not hold for all"
     assert set(replayed.notes) == {"sat_ema_cap", "sat_previous_step"}
     evaluated = replayed.overall()
-    assert evaluated.height == replayed.table.height - len(PROXIMAL)
+    assert evaluated.height == replayed.table.height - len(PROXIMAL | R3)
     assert evaluated.select((pl.col("gradient_norm") > 0).all()).item()
     assert evaluated.select(pl.col("cosine").is_between(-1, 1 + 1e-9).all()).item()
 
@@ -200,7 +209,8 @@ def test_a_dump_of_another_framework_has_the_figures_of_evaluate(tmp_path: Path)
     columns = write_dump(tmp_path / "dump.parquet")
     found = replay_file(tmp_path / "dump.parquet")
     assert found.gradient_of == "the log-probs"
-    assert set(found.skipped) == PROXIMAL
+    assert set(found.skipped) == PROXIMAL | R3
+    assert found.skipped["gspo_r3"].endswith("has log-probs but no model to route")
     assert found.skipped["icepop"].startswith("needs proximal_logprobs, which ")
     arrays = {name: padded(value) for name, value in columns.items() if name not in ("group_id", "reward")}
     sign = np.sqrt(0.5) / (1 + np.sqrt(2) * 1e-6)  # +-0.5 over a std of sqrt(0.5)
@@ -220,7 +230,7 @@ def test_advantages_and_proximal_logprobs_of_a_dump_are_read(tmp_path: Path) -> 
     columns = write_dump(path)
     write_dump(path, advantages=[-2.0, 2.0, 2.0, -2.0], proximal_logprobs=columns["logprobs"])
     scalar = replay_file(path)
-    assert scalar.skipped == {}
+    assert set(scalar.skipped) == R3
     lengths = [len(values) for values in columns["logprobs"]]  # type: ignore[arg-type]
     listed = [[a] * n for a, n in zip([-2.0, 2.0, 2.0, -2.0], lengths, strict=True)]
     write_dump(path, advantages=listed, proximal_logprobs=columns["logprobs"])

@@ -33,6 +33,34 @@ def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
     return turns.select(label.alias("turn"), "n", *_WEIGHTED, *parts)
 
 
+def routing(run: Path, first_step: int = 0) -> pl.DataFrame:
+    """Of a run with routing replay, the fraction of tokens for which the trainer would have chosen other experts.
+
+    One row a layer ("all" last); columns layer, prompt (inputs of the prompt), one a turn, and all. Over the steps
+    from `first_step` on. Without recorded routing it has no row.
+    """
+    rows = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("part") == "routing")
+    if rows.is_empty():
+        return rows
+    counted = rows.select("layer", "turn", "n", (pl.col("routing_differed") * pl.col("n")).alias("differed"))
+    name = pl.when(pl.col("turn") < 0).then(pl.lit("prompt")).otherwise(pl.col("turn").cast(pl.String)).alias("turn")
+    turns = counted.sort("turn").select(name.unique(maintain_order=True))["turn"].to_list()
+    cells = counted.select(pl.col("layer").cast(pl.String), name, "n", "differed")
+    whole = pl.lit("all")
+    cells = pl.concat(
+        [
+            cells,
+            cells.with_columns(turn=whole),
+            cells.with_columns(layer=whole),
+            cells.with_columns(layer=whole, turn=whole),
+        ]
+    )
+    fraction = (pl.col("differed").sum() / pl.col("n").sum()).alias("fraction")
+    table = cells.group_by("layer", "turn", maintain_order=True).agg(fraction).pivot("turn", index="layer")
+    order = pl.col("layer").cast(pl.Int32, strict=False)
+    return table.sort(order, nulls_last=True).select("layer", *turns, "all")
+
+
 def read_mismatch(run: Path) -> pl.DataFrame:
     """mismatch.parquet of a run: one row for each step × part × scope."""
     return _read(run, "mismatch.parquet")

@@ -18,6 +18,8 @@ def analyze(
         from agent_rl.analysis import tables
 
         print_table(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
+        if (routing := tables.routing(run, first_step)).height:
+            print_table(routing, "routing: share of tokens that the trainer would send to other experts, layer by turn")
         print_table(tables.stop_reasons(run), "why episodes ended")
         if picture is not None:
             from agent_rl.analysis import plots

@@ -130,8 +130,39 @@ def test_methods_are_whole_overlays():
     for path in METHODS_FOLDER.glob("*.yaml"):
         text = path.read_text()
         assert re.match(r"# .+\.\n[^#]", text), f"{path.name} begins with one comment line that names its source"
-        assert yaml.safe_load(text).keys() == {"objective"}
+        assert yaml.safe_load(text).keys() == {"objective"} | (
+            {"routing_replay"} if path.stem.endswith("_r3") else set()
+        )
         assert set(IDENTITY) - {"sequence_length"} <= yaml.safe_load(text)["objective"].keys() <= set(IDENTITY)
+
+
+def test_the_paper_s_grid_of_13_rows():
+    """Each of GRPO and GSPO bare, with R3, TIS, TIS and R3, SAT, SAT and R3; and DPPO. R3 changes nothing else."""
+    for base in ("grpo", "gspo"):
+        level, (low, high) = ("token" if base == "grpo" else "sequence"), (0.2, 0.2)
+        for name, clip, gates in ((base, "ppo", []), (f"{base}_tis", "ppo", ["tis"]), (f"sat_{base}", "sat", [])):
+            bare, replayed = overlay(name), overlay(f"{name}_r3")
+            assert "routing_replay" not in bare
+            assert replayed == bare | {"routing_replay": True}
+            config = method(name)
+            assert (config.ratio.level, config.clip.type, config.clip.eps_low, config.clip.eps_high) == (
+                level,
+                clip,
+                low,
+                high,
+            )
+            assert [gate.type for gate in config.gates] == gates
+    assert [gate.type for gate in method("dppo").gates] == ["dppo"]
+
+
+def test_routing_replay_belongs_to_the_method():
+    """On for the R3 rows only, whatever the run says, so that the rows of a comparison are what they are called."""
+    mixture = {"model": {"path": "builtin:tiny-qwen3-moe"}}
+    for run in (mixture, mixture | {"routing_replay": True}):
+        assert check(RunConfig, lay_over(run, "gspo_r3")).routing_replay is True
+        assert check(RunConfig, lay_over(run, "gspo")).routing_replay is False
+    with pytest.raises(ValueError, match="routing_replay is for mixtures of experts"):
+        check(RunConfig, lay_over({}, "gspo_r3"))
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -139,7 +170,11 @@ def test_method(name):
     """It loads alone and over a run whose own objective sets everything, which leaves no trace but the KL."""
     config = method(name)
     other = {"clip": {"type": "sat", "alpha": 0.5}, "gates": ["seqclip"], "aggregate": "sequence_sum"}
-    run = {"seed": 3, "objective": {**other, "sequence_length": 9, "kl": {"coefficient": 0.5}}}
+    run = {
+        "seed": 3,
+        "model": {"path": "builtin:tiny-qwen3-moe"},
+        "objective": {**other, "sequence_length": 9, "kl": {"coefficient": 0.5}},
+    }
     merged = check(RunConfig, lay_over(run, name))
     assert merged.seed == 3
     assert merged.objective == config.model_copy(update={"kl": merged.objective.kl})

@@ -17,6 +17,7 @@ from agent_rl.objective.errors import ObjectiveError
 from agent_rl.objective.kl import low_var_kl
 from agent_rl.objective.quantile import quantile
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.trainer.routing_replay import replayed_weights
 from agent_rl.trainer.token_logprobs import token_logprobs
 
 
@@ -94,11 +95,27 @@ def test_bernoulli_divergences(case, dtype):
     assert bool(result.weight) is out["keep"]
 
 
-def test_only_router_replay_is_left_out():
-    """The trainer has no routing replay yet: its two cases are the only ones that no test here reads."""
-    read = ("grpo_advantage", "low_var_kl", "bern_kl", "kpop", "topp_")
-    names = {c.values[0]["name"] for c in cases("kl_adv_replay.json")}
-    assert {name for name in names if not name.startswith(read)} == {"r3_gate", "r3_duplicate_expert"}
+def test_no_case_is_left_out():
+    read = ("grpo_advantage", "low_var_kl", "bern_kl", "kpop", "topp_", "r3_")
+    assert all(c.values[0]["name"].startswith(read) for c in cases("kl_adv_replay.json"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", replay("r3_"))
+def test_routing_replay(case, dtype):
+    """As the trainer does it: the batch is checked, then a router's output is replaced."""
+    experts = torch.tensor(case["in"]["idx"])
+    batch = functools.partial(token_batch, token=1, kept=None, routed_experts=experts[:, None])
+    if "error" in case["out"]:
+        with pytest.raises(ObjectiveError, match="layer 0 routes position 0") as raised:
+            batch()
+        assert raised.value.code == case["out"]["error"]
+        return
+    replayed = batch().routed_experts[:, 0]
+    weights = replayed_weights(tensor(case["in"]["z"], dtype), replayed)
+    assert weights.dtype == dtype
+    gates = torch.zeros(2, 4, dtype=dtype).scatter(1, replayed, weights)
+    assert_close(gates, case["out"]["g"], dtype)
 
 
 @pytest.mark.parametrize("case", replay("topp_"))
@@ -118,10 +135,11 @@ def test_top_p_replay(case):
     assert_close(logits.grad[0], out["grad"], torch.float32)
 
 
-def token_batch(token, kept):
+def token_batch(token, kept, **fields):
     """One sampled token after a prompt of one."""
     two = torch.zeros(2, dtype=torch.int64)
-    fields = {"kept_ids": kept, "kept_offsets": torch.tensor([0, len(kept)])} if kept is not None else {}
+    if kept is not None:
+        fields |= {"kept_ids": kept, "kept_offsets": torch.tensor([0, len(kept)])}
     return TokenBatch(
         token_ids=torch.tensor([0, token]),
         position_ids=torch.arange(2),

@@ -1,7 +1,5 @@
 """Routing replay: recorded membership, current logits, gradient into the router; and what is counted."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +20,7 @@ from agent_rl.trainer.model import load_model
 from agent_rl.trainer.packing import pack
 from agent_rl.trainer.routing_replay import RoutingReplay, RoutingTally, replay_routing, replayed_weights
 from agent_rl.trainer.token_logprobs import token_logprobs
-from tests.mixtures import EXPERTS, save_mixture
+from tests.mixtures import EXPERTS, masked_routers, save_mixture
 from tests.trajectories import random_routing, random_trajectory
 
 NUMBER, LAYERS, K = EXPERTS
@@ -60,28 +58,6 @@ def own_routing(model: Any, batch: TokenBatch) -> Tensor:
     for hook in hooks:
         hook.remove()
     return torch.stack(chosen, 1).to(torch.int16)
-
-
-@contextmanager
-def masked_routers(model: Any, membership: Tensor) -> Iterator[None]:
-    """The formula of R3 over all experts, written down another way: membership bool [T, layers, E]."""
-    before = {layer: router.forward for layer, router in routers(model).items()}
-
-    def forward(layer: int) -> Any:
-        def routed(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            router = routers(model)[layer]
-            logits = hidden.reshape(-1, router.hidden_dim) @ router.weight.T
-            mass = membership[:, layer] * (logits - logits.max(-1, keepdim=True).values).exp()
-            gates = mass / mass.sum(-1, keepdim=True)
-            return logits, gates[membership[:, layer]].view(-1, K), membership[:, layer].nonzero()[:, 1].view(-1, K)
-
-        return routed
-
-    for layer, router in routers(model).items():
-        router.forward = forward(layer)
-    yield
-    for layer, router in routers(model).items():
-        router.forward = before[layer]
 
 
 @pytest.mark.parametrize("kind", ["mixture", "unnormalised"])

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.settings import check
 from agent_rl.warmstart import Progress, WarmstartConfig, run
+from agent_rl.warmstart.config import ExpertsConfig
 from agent_rl.warmstart.tokenizer import build_tokenizer
 from agent_rl.warmstart.traces import Trace
 from agent_rl.warmstart.train import build_model, collate, longest_chain, loss_of
@@ -38,6 +39,20 @@ def test_a_short_warm_start_lowers_the_loss_and_writes_a_model(tmp_path: Path) -
     assert last < 1.5
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template
     assert sum(w.numel() for name, w in weights(tmp_path).items() if name != "lm_head.weight") == 305_856
+
+
+def test_a_warm_start_of_a_mixture_lowers_the_loss_and_uses_every_expert(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((SHIPPED.parent / "warmstart_moe.yaml").read_text())
+    settings = config(tmp_path, 20).model_copy(update={"experts": ExpertsConfig(**shipped["experts"])})
+    seen: list[Progress] = []
+    run(settings, seen.append)
+    assert sum(p.loss for p in seen[-5:]) / 5 < 2 < seen[0].loss
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.model_type == "qwen3_moe"
+    assert model.num_parameters() == 417_600
+    found = model(torch.arange(9, 105)[None], output_router_logits=True).router_logits
+    chosen = torch.stack(found).topk(2).indices
+    assert [len(layer.unique()) for layer in chosen] == [4, 4, 4]
 
 
 def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
