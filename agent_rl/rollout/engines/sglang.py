@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agent_rl.rollout.sglang.messages import ModelShape, Part, VersionLabels, jo
 from agent_rl.rollout.sglang.supervisor import Supervisor
 
 _ABORT_S = 30.0
+_WATCH_S = 10.0
 _MAX_EMPTY_ABORTS = 5
 _HUNG = "the SGLang server has hung: its scheduler is silent"
 _SUPPORT_TOO_LARGE = "Sampling support exceeds"  # SGLang's words
@@ -177,21 +179,19 @@ class SGLangEngine(PartBase):
     async def _watch_server(self) -> None:
         """While requests run, ask whether the scheduler is alive; of one that has hung all requests are failed.
 
-        A start or a weight update has its own deadline, and pauses the scheduler: what is asked meanwhile says
-        nothing.
+        SGLang itself answers that it is not after 20 s without a step, which a busy machine may need: only
+        `hang_deadline_s` without a good answer count. A start and a weight update have their own deadlines.
         """
-        within = self._config.hang_deadline_s
+        within, last_good = self._config.hang_deadline_s, time.monotonic()
         while self._tasks:
-            await asyncio.sleep(within / 4)
-            client, version = self._server.client, self.policy_version
-            if client is None or self._server.changing.locked():
-                continue
-            try:
-                await client.get("/health", within)
-            except EngineError:
-                if not self._server.changing.locked() and version == self.policy_version:
-                    self._server.lose(client)
-                    self._fail(EngineError(_HUNG))
+            await asyncio.sleep(min(within / 4, _WATCH_S))
+            client = self._server.client
+            healthy = client is None or self._server.changing.locked() or await _is_healthy(client, within)
+            if healthy or self._server.changing.locked():
+                last_good = time.monotonic()
+            elif client is not None and time.monotonic() - last_good > within:
+                self._server.lose(client)
+                self._fail(EngineError(_HUNG))
 
     def release(self, sequence_id: int) -> None:
         """Cancel the request of a sequence, if it has one. Its prefix is left to the server's cache."""
@@ -216,6 +216,14 @@ class SGLangEngine(PartBase):
         await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.gather(*self._aborts)
         await self._server.close()
+
+
+async def _is_healthy(client: Client, within: float) -> bool:
+    try:
+        await client.get("/health", within)
+    except EngineError:
+        return False
+    return True
 
 
 def _hint(refusal: str) -> str:

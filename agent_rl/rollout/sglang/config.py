@@ -40,5 +40,5 @@ class SGLangConfig(PartConfig):
     """How long a server may take to start, or one at `urls` to answer."""
     update_deadline_s: float = Field(600.0, gt=0)
     """How long a weight update may take, the draining of requests included."""
-    hang_deadline_s: float = Field(60.0, gt=0)
+    hang_deadline_s: float = Field(120.0, gt=0)
     """A server whose scheduler is silent for longer, while requests run, has hung; it is ended."""
