@@ -144,7 +144,7 @@ class SGLangEngine(PartBase):
             self._abort(client, rid)
             raise
         except UnreachableError:
-            self._server.lose(client)
+            await self._server.examine(client)
             raise
         except RefusedError as refusal:
             raise ValueError(f"{refusal}{_hint(str(refusal))}") from None
@@ -186,7 +186,7 @@ class SGLangEngine(PartBase):
         while self._tasks:
             await asyncio.sleep(min(within / 4, _WATCH_S))
             client = self._server.client
-            healthy = client is None or self._server.changing.locked() or await _is_healthy(client, within)
+            healthy = client is None or self._server.changing.locked() or await client.healthy(within)
             if healthy or self._server.changing.locked():
                 last_good = time.monotonic()
             elif client is not None and time.monotonic() - last_good > within:
@@ -216,14 +216,6 @@ class SGLangEngine(PartBase):
         await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.gather(*self._aborts)
         await self._server.close()
-
-
-async def _is_healthy(client: Client, within: float) -> bool:
-    try:
-        await client.get("/health", within)
-    except EngineError:
-        return False
-    return True
 
 
 def _hint(refusal: str) -> str:

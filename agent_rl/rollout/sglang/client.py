@@ -41,26 +41,39 @@ class Client:
         ever), `EngineError` if it fails, `RefusedError` with its reason if it refuses."""
         return await self._call("POST", path, json.dumps(body).encode(), timeout_s)
 
+    async def healthy(self, within_s: float) -> bool:
+        """Whether the server's scheduler answers in time."""
+        try:
+            await self.get("/health", within_s)
+        except (EngineError, RefusedError):
+            return False
+        return True
+
     async def _call(self, method: str, path: str, content: bytes, timeout_s: float | None) -> dict[str, Any]:
-        connection = await self._take()
+        """One request; again on a new connection if the server had closed the old one, as it does with idle ones."""
         headers = [*self._headers, (b"content-length", b"%d" % len(content))]
         times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
-        try:
-            async with asyncio.timeout(timeout_s):
-                response = await connection.request(
-                    method, self.url + path, headers=headers, content=content, extensions={"timeout": times}
-                )
-        except (TimeoutError, httpcore.TimeoutException) as error:
-            await connection.aclose()
-            raise UnreachableError(f"the SGLang server at {self.url} did not answer {path} in time") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-            await connection.aclose()
-            raise UnreachableError(f"the SGLang server at {self.url} cannot be reached: {error}") from error
-        except BaseException:
-            await connection.aclose()
-            raise
-        self._idle.append(connection)
-        return self._checked(response, path)
+        connection = await self._take()
+        while True:
+            used_before = connection.is_idle()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await connection.request(
+                        method, self.url + path, headers=headers, content=content, extensions={"timeout": times}
+                    )
+            except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+                await connection.aclose()
+                if not used_before:
+                    raise UnreachableError(f"the SGLang server at {self.url} cannot be reached: {error}") from error
+                connection = httpcore.AsyncHTTPConnection(self._origin)
+            except BaseException as error:
+                await connection.aclose()
+                if isinstance(error, (TimeoutError, httpcore.TimeoutException)):
+                    raise UnreachableError(f"the SGLang server at {self.url} did not answer {path} in time") from error
+                raise
+            else:
+                self._idle.append(connection)
+                return self._checked(response, path)
 
     async def _take(self) -> httpcore.AsyncHTTPConnection:
         """The connection used last that the server has not closed, or a new one."""

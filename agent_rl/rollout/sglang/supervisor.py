@@ -70,6 +70,12 @@ class Supervisor:
             if self.process:
                 self.process.kill()
 
+    async def examine(self, client: Client) -> None:
+        """A request broke: lose the server if it is dead, and leave it alone if only the connection was."""
+        dead = self.process is not None and not self.process.alive
+        if dead or not await client.healthy(self.config.hang_deadline_s):
+            self.lose(client)
+
     async def load(self, weights: Path, policy_version: int) -> None:
         """Serve `weights`, a safetensors file of the model or a directory with one, as `policy_version`.
 
