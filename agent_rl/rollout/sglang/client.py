@@ -66,10 +66,11 @@ class Client:
                 if not used_before:
                     raise UnreachableError(f"the SGLang server at {self.url} cannot be reached: {error}") from error
                 connection = httpcore.AsyncHTTPConnection(self._origin)
-            except BaseException as error:
+            except (TimeoutError, httpcore.TimeoutException) as error:
                 await connection.aclose()
-                if isinstance(error, (TimeoutError, httpcore.TimeoutException)):
-                    raise UnreachableError(f"the SGLang server at {self.url} did not answer {path} in time") from error
+                raise UnreachableError(f"the SGLang server at {self.url} did not answer {path} in time") from error
+            except BaseException:
+                await connection.aclose()
                 raise
             else:
                 self._idle.append(connection)
