@@ -145,18 +145,19 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
 
 
 def test_a_server_that_hangs_is_noticed_and_its_requests_are_failed(moe: Shared) -> None:
-    """Last of this folder: it leaves the shared server stopped."""
-
     async def body() -> None:
-        engine = engine_on(moe.url, moe.model, hang_deadline_s=2.0, start_deadline_s=3.0)
+        engine = engine_on(moe.url, moe.model, hang_deadline_s=5.0, start_deadline_s=60.0)
         await engine.generate(0, PROMPT, SHORT)
         task = asyncio.create_task(engine.generate(0, PROMPT, LONG))
         await asyncio.sleep(0.2)
         os.killpg(moe.process.process_id, signal.SIGSTOP)
-        with pytest.raises(EngineError, match="hung"):
-            await task
-        with pytest.raises(ValueError, match="no SGLang server answers"):
-            await engine.generate(0, PROMPT, SHORT)
+        try:
+            with pytest.raises(EngineError, match="hung"):
+                await task
+        finally:
+            os.killpg(moe.process.process_id, signal.SIGCONT)
+        again = await engine.generate(0, PROMPT, SHORT)  # it answers again, and is given its weights anew
+        assert len(again.token_ids) == SHORT.max_new_tokens
         await engine.close()
 
     asyncio.run(body())
