@@ -32,6 +32,7 @@ class Client:
         host = parsed.host if parsed.port is None else b"%b:%d" % (parsed.host, parsed.port)
         self._headers = [(b"host", host), (b"content-type", b"application/json")]
         self._idle: list[httpcore.AsyncHTTPConnection] = []
+        self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
         return await self._call("GET", path, b"", timeout_s)
@@ -73,7 +74,10 @@ class Client:
                 await connection.aclose()
                 raise
             else:
-                self._idle.append(connection)
+                if self._closed:
+                    await connection.aclose()
+                else:
+                    self._idle.append(connection)
                 return self._checked(response, path)
 
     async def _take(self) -> httpcore.AsyncHTTPConnection:
@@ -98,6 +102,8 @@ class Client:
         raise EngineError(f"the SGLang server at {self.url} failed at {path} (HTTP {response.status}): {reason}")
 
     async def close(self) -> None:
+        """Close what is idle now, and what still runs when it has ended."""
+        self._closed = True
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.aclose()

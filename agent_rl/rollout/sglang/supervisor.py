@@ -47,6 +47,7 @@ class Supervisor:
         self._folder = Path(tempfile.gettempdir()) / f"agent-rl-sglang-{secrets.token_hex(6)}"
         self.client: Client | None = None
         """None while there is no server that is known to be right."""
+        self._lost: list[Client] = []
         self._starting: asyncio.Task[Client] | None = None
         self._num_launches = 0
 
@@ -67,6 +68,7 @@ class Supervisor:
         """The server behind `client` is dead or has hung: end it, so that `ready` begins anew."""
         if client is self.client:
             self.client = None
+            self._lost.append(client)
             if self.process:
                 self.process.kill()
 
@@ -99,21 +101,26 @@ class Supervisor:
         await self.ready()
 
     async def close(self) -> None:
-        client, self.client = self.client, None
         if self._starting:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
-        if client:
-            await client.close()
+        if self.client:
+            self.lose(self.client)
         if self.process:
             self.process.kill()
+        await self._close_lost()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _close_lost(self) -> None:
+        while self._lost:
+            await self._lost.pop().close()
 
     async def _start(self) -> Client:
         """Launch or find the server, check it, and give it the current weights."""
         deadline = time.monotonic() + self.config.start_deadline_s
         self._folder.mkdir(mode=0o700, exist_ok=True)
         try:
+            await self._close_lost()
             async with self.changing:
                 while self.client is None:
                     self.client = await self._attempt(deadline)
@@ -131,7 +138,11 @@ class Supervisor:
                 await self._update(client, "retract")
             return client
         except RefusedError as refusal:
+            self._lost.append(client)
             raise ValueError(f"the weights in {self._weights} were not loaded: {refusal}") from None
+        except ValueError:
+            self._lost.append(client)
+            raise
         except EngineError as error:
             await client.close()
             if time.monotonic() > deadline:
