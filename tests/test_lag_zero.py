@@ -19,7 +19,7 @@ from agent_rl.trainer.engines.torch import TorchEngine
 from agent_rl.trainer.packing import pack
 from agent_rl.trainer.token_logprobs import token_logprobs
 from tests.configs import quickstart
-from tests.mixtures import masked_routers
+from tests.mixtures import EXPERTS, masked_routers, save_mixture
 
 
 def sample(config: RunConfig, tool_server: str, count: int = 24, weights: str | None = None) -> list[Episode]:
@@ -78,31 +78,31 @@ def test_engine_and_trainer_agree(tool_server: str, model: tuple[str, ...], temp
 
 
 def test_replay_brings_back_the_routing_of_an_engine_with_other_weights(tool_server: str, tmp_path: Path) -> None:
-    """The engine's routers are off, so it routes some tokens elsewhere. With its choice replayed the trainer is
-    nearer to it, and exactly at the formula: softmax of the trainer's logits over the recorded experts."""
-    config = quickstart(*MIXTURE)
-    model = AutoModelForCausalLM.from_pretrained(model_directory(config.model.path))
+    """The engine's routers are a little off, so it routes some tokens elsewhere, and log-probs jump there. With its
+    choice replayed the trainer is nearer, and exactly at the formula: softmax over the recorded experts."""
+    config = quickstart(f"model.path={save_mixture(tmp_path / 'model')}", "routing_replay=true")
+    state = AutoModelForCausalLM.from_pretrained(config.model.path).state_dict()
     torch.manual_seed(0)
-    state = {name: value.clone() for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    for name in [name for name in state if name.endswith("mlp.gate.weight")]:
-        state[name] += 0.1 * state[name].std() * torch.randn_like(state[name])
+    for weight in (weight for name, weight in state.items() if name.endswith("mlp.gate.weight")):
+        weight += 0.01 * weight.std() * torch.randn_like(weight)
     save_file(state, tmp_path / "other.safetensors")
     trajectories = [e.trajectory for e in sample(config, tool_server, weights=str(tmp_path / "other.safetensors"))]
-    own = [replace(t, routed_experts=None) for t in trajectories]
     here = trainer(config)
-    replayed, free = here.logprobs(trajectories), here.logprobs(own)
-    routing = here.train(trajectories, 1).metrics["routing_differed"]
-    assert 0.005 < routing < 0.5
-    assert mean_abs_difference(trajectories, replayed, 0) < 0.8 * mean_abs_difference(trajectories, free, 0)
-    fresh = trainer(config)
+    replayed = here.logprobs(trajectories)
+    free = here.logprobs([replace(t, routed_experts=None) for t in trajectories])
+    aligned = mean_abs_difference(trajectories, replayed, 0)
+    assert 1e-4 < aligned < 0.7 * mean_abs_difference(trajectories, free, 0)
+    one_group = [replace(t, group_id=0) for t in trajectories]
+    assert 0.002 < trainer(config).train(one_group, 1).metrics["routing_differed"] < 0.1
+    number, layers, k = EXPERTS
     for trajectory, values in list(zip(trajectories, replayed, strict=True))[:6]:
-        batch = pack([replace(trajectory, routed_experts=None)], [0.0])
         assert trajectory.routed_experts is not None
-        membership = torch.zeros(*trajectory.routed_experts.shape[:2], 4, dtype=torch.bool)
-        known = trajectory.routed_experts >= 0
-        membership.scatter_(2, torch.from_numpy(np.where(known, trajectory.routed_experts, [0, 1])).long(), True)
-        with torch.no_grad(), masked_routers(fresh.model, membership):
-            expected = token_logprobs(fresh.model, batch)[0].numpy()
+        routed = np.where(trajectory.routed_experts < 0, np.arange(k), trajectory.routed_experts)
+        membership = torch.zeros(len(routed), layers, number, dtype=torch.bool)
+        membership.scatter_(2, torch.from_numpy(routed).long(), True)
+        batch = pack([replace(trajectory, routed_experts=None)], [0.0])
+        with torch.no_grad(), masked_routers(here.model, membership):
+            expected = token_logprobs(here.model, batch)[0].numpy()
         active = trajectory.loss_mask
         np.testing.assert_allclose(values[active], expected[active], atol=1e-5)
 

@@ -15,11 +15,14 @@ def analyze(
 ) -> None:
     """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
     with one_sentence_errors():
+        import polars as pl
+
         from agent_rl.analysis import tables
 
         print_table(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
         if (routing := tables.routing(run, first_step)).height:
-            print_table(routing, "routing: share of tokens that the trainer would send to other experts, layer by turn")
+            percent = routing.with_columns((pl.exclude("layer") * 100).round(2))
+            print_table(percent, "% of tokens that the trainer would send to other experts, by layer and turn")
         print_table(tables.stop_reasons(run), "why episodes ended")
         if picture is not None:
             from agent_rl.analysis import plots

@@ -100,3 +100,12 @@ def test_model_has_learnt_to_write_episodes(tokenizer: Any, model: Any) -> None:
     with torch.inference_mode():
         loss = model(input_ids=ids, labels=ids).loss.item()
     assert loss < 1.0 < math.log(105)
+
+
+def test_the_mixture_has_the_same_tokenizer_and_stays_small() -> None:
+    mixture = MODEL.parent / "tiny-qwen3-moe"
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (mixture / name).read_bytes() == (MODEL / name).read_bytes()
+    assert sum(f.stat().st_size for f in mixture.iterdir()) < 2_000_000
+    model = AutoModelForCausalLM.from_pretrained(mixture)
+    assert (type(model).__name__, model.num_parameters()) == ("Qwen3MoeForCausalLM", 417_600)
