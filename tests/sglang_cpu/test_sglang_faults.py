@@ -128,7 +128,9 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
         source = registry.build("prompts", config.prompts, 3)
         run = asyncio.create_task(worker.run([EpisodeTask(source.prompt(i), i, i, 0) for i in range(8)]))
         process = worker.engine._server.process
-        await asyncio.sleep(1)
+        while len(worker.engine._tasks) < 8:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)  # all first turns are under way
         os.killpg(process.process_id, signal.SIGKILL)
         result = await run
         await worker.close()
