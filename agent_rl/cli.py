@@ -10,6 +10,7 @@ from agent_rl.commands.audit_tools import audit_tools
 from agent_rl.commands.compare import compare
 from agent_rl.commands.dashboard import dashboard
 from agent_rl.commands.data import data
+from agent_rl.commands.doctor import doctor
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.report import report
@@ -35,6 +36,7 @@ app.command()(replay)
 app.command()(audit_bound)
 app.command()(audit_tools)
 app.command()(warmstart)
+app.command()(doctor)
 app.add_typer(data, name="data")
 
 
