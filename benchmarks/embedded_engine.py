@@ -1,6 +1,6 @@
 """Generated tokens per CPU-second: the embedded engine against `transformers` generate, and KV kept over turns.
 
-    python benchmarks/embedded_engine.py [MODEL_DIRECTORY] [--sequences 64] [--new-tokens 128] [--repeats 5]
+    python -m benchmarks.embedded_engine [MODEL_DIRECTORY] [--sequences 64] [--new-tokens 128] [--repeats 5]
 
 One thread, CPU time of this process. Both sides are warm, use the same model, ragged prompts and numbers of new
 tokens, sample at temperature 1, and take turns within one run, so that a slow phase of the machine meets both.

@@ -1,6 +1,6 @@
 """Generated tokens per second: the embedded engine, SGLang on the CPU and `transformers` generate, in one run.
 
-    python benchmarks/engines.py [--new-tokens 128] [--repeats 3]
+    python -m benchmarks.engines [--new-tokens 128] [--repeats 3]
 
 The shipped model, ragged prompts, temperature 1, no end token, 1, 16 and 64 sequences at once. Wall time, since
 SGLang computes in other processes; one compute thread each. The three take turns within one run, so that a slow

@@ -2,7 +2,7 @@
 
 The costs are measured on one packed batch of a million sampled tokens, the training step on trajectories as
 long as the quickstart's, all in one run on one thread.
-Usage: python benchmarks/objective_cost.py [REPEATS]
+Usage: python -m benchmarks.objective_cost [REPEATS]
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Wall time per step: generating ahead while training, against generating and then training, in one run.
 
 The same actors run both schedules in turn: prefetch 0 (generate, then train) and prefetch 1 (overlapped).
-Usage: python benchmarks/overlap.py [ROUNDS]
+Usage: python -m benchmarks.overlap [ROUNDS]
 """
 
 import sys

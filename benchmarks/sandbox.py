@@ -3,7 +3,7 @@
 Opening a session against a fresh `python3` that imports sympy, and against a Docker session where a daemon
 answers; `1 + 1` over HTTP against a no-op request to the same server; memory of an idle session; open, exec and
 close cycles a second. Opens that wait for a fork ("cold") and opens served from the sessions kept ready ("warm")
-are shown apart. Usage: python benchmarks/sandbox.py [--quick] [--others]
+are shown apart. Usage: python -m benchmarks.sandbox [--quick] [--others]
 
 --others also measures llm-sandbox and jupyter_client, which it installs into a virtual environment of its own.
 """
@@ -26,9 +26,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this file, the package of the same name would be hidden
-from sandbox.client import SandboxClient  # noqa: E402
-from sandbox.zygote import ZygoteConfig  # noqa: E402
+from sandbox.client import SandboxClient
+from sandbox.zygote import ZygoteConfig
 
 LIGHT = ("math", "fractions", "itertools", "random", "collections", "re")
 HEAVY = (*LIGHT, "sympy", "numpy")

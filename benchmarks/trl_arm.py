@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import torch
 from datasets import Dataset
-from process_tree import cpu_seconds
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_rl.data.sources.chains import ChainSource
 from agent_rl.verifier.compare import compare
 from agent_rl.verifier.extraction import extract_answer
+from benchmarks.process_tree import cpu_seconds
 from sandbox.base import ExecResult
 from tools.python import render
 

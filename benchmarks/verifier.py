@@ -3,7 +3,7 @@
 Both judge the same pairs, the answers in a \\boxed{}. A figure is processor seconds, those of the verifier process
 included, so that a busy machine slows neither: the ratio is that of answers per core. Both begin with their parser's
 tables built and with sympy's cache empty, and see each pair once.
-Usage: python benchmarks/verifier.py [REPEATS]
+Usage: python -m benchmarks.verifier [REPEATS]
 """
 
 import asyncio

@@ -6,7 +6,7 @@ beside for its wall time, which is what generating while training saves.
 
 TRL needs an environment of its own:
     python -m venv .trl && .trl/bin/pip install torch==2.13.0 trl==1.16.0 jmespath httpx pydantic
-Usage: python benchmarks/vs_trl.py [--trl .trl/bin/python] [--steps 8] [--rounds 2]
+Usage: python -m benchmarks.vs_trl [--trl .trl/bin/python] [--steps 8] [--rounds 2]
 """
 
 import argparse
@@ -22,12 +22,12 @@ from statistics import mean, median
 from typing import Any
 
 import httpx
-from process_tree import cpu_seconds
 from rich.console import Console
 from rich.table import Table
 
 from agent_rl.config import SandboxConfig, load
 from agent_rl.tool_server import ToolServer
+from benchmarks.process_tree import cpu_seconds
 
 HERE = Path(__file__).parent
 WARM_UP = 2
@@ -61,7 +61,7 @@ def measure(command: list[str], server: ToolServer) -> list[dict[str, float]]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     marks: list[dict[str, float]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=HERE.parent) as process:
         assert process.stdout is not None
         assert server.process is not None
         for line in process.stdout:
@@ -107,9 +107,9 @@ def main() -> None:
 def compare(server: ToolServer, given: Any) -> dict[str, list[dict[str, float]]]:
     """The steps of every arm, the arms taking turns."""
     sizes = {"steps": given.steps, "prompts": PROMPTS, "group": GROUP, "budget": BUDGET, "turns": TURNS}
-    trl = [given.trl, str(HERE / "trl_arm.py"), "--url", server.url]
+    trl = [given.trl, "-m", "benchmarks.trl_arm", "--url", server.url]
     trl += [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
-    own = [sys.executable, str(HERE / "vs_trl.py"), "--url", server.url, "--steps", str(given.steps)]
+    own = [sys.executable, "-m", "benchmarks.vs_trl", "--url", server.url, "--steps", str(given.steps)]
     commands = {"TRL 1.16 GRPOTrainer": trl, **{name: [*own, "--arm", name] for name in REGIMES}}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     for _ in range(given.rounds):
