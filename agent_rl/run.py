@@ -21,6 +21,7 @@ from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_e
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
 from agent_rl.trainer.worker import TrainWorker
@@ -59,6 +60,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
         controller = Controller(config, schedule, stages, directory, on_row)
+        stack.enter_context(watch(config, stages, controller, path / "stacks"))
         with stop_on_interrupt(controller):
             controller.run()
     return Outcome(controller.step, controller.step == config.num_steps)
@@ -84,6 +86,26 @@ def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[An
 def close_workers(workers: list[Any]) -> None:
     """Let workers end what they hold at the tool server; one that does not answer is left to Ray."""
     ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=5.0)
+
+
+@contextlib.contextmanager
+def watch(config: RunConfig, stages: Stages, controller: Controller, stacks: Path) -> Iterator[None]:
+    """Let a watchdog look at a run; with `policy: stop` the loop hears of a standstill where it waits."""
+    check_tool_server = stages.check_tool_server
+    watched = Watched(
+        workers=lambda: stages.workers,
+        trainer=stages.trainer,
+        step=lambda: controller.step,
+        num_in_flight=lambda: len(controller.directory.ledger.in_flight),
+    )
+    with Watchdog(config.watchdog, watched, stacks) as watchdog:
+
+        def check() -> None:
+            check_tool_server()
+            watchdog.check()
+
+        stages.check_tool_server = check
+        yield
 
 
 def build_prompts(config: RunConfig) -> Prompts:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.evaluation import collect_evaluation, start_evaluation
-from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, training_rows
+from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, seconds_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.selection import Selection, keep_without_spread, select_groups, sorted_episodes
@@ -122,7 +123,9 @@ class Controller:
         """Wait for a batch; write its facts; drop groups that are not trained on; keep the rest ready."""
         if generation is None:
             return {}
+        started = time.monotonic()
         rounds, selection = self._sample(generation)
+        waited_s = time.monotonic() - started
         results = [result for results in rounds for result in results]
         episodes = sorted_episodes(results)
         self.directory.write_rollouts(generation.batch, episodes)
@@ -136,7 +139,7 @@ class Controller:
         reasons = {group_id: reason for group_id, (reason, _) in selection.dropped.items()}
         self.dropped += dropped_rows(self.step, episodes, reasons)
         self.ready[generation.batch] = [episode.trajectory for episode in selection.kept]
-        return rollout_figures(episodes, rounds)
+        return {**rollout_figures(episodes, rounds), "wait_s": waited_s}
 
     def _sample(self, generation: Generation) -> tuple[list[list[RolloutResult]], Selection]:
         """Wait for the groups of a batch and, with dynamic sampling, for those that replace groups without spread.
@@ -220,11 +223,18 @@ class Controller:
         rows, self.dropped = [*training_rows(self.step, batch, result), *self.dropped], []
         self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
+        row |= seconds_figures(row | result.metrics, wall_s, self._worker_seconds(wall_s))
         row = metrics_row(self.step, row, batch, result, wall_s) | {
             f"groups/{fate}": count for fate, count in ledger.counts().items()
         }
         self.directory.write_metrics(row)
         self.on_row(row)
+
+    def _worker_seconds(self, wall_s: float) -> list[dict[str, float] | None]:
+        """Where the last `wall_s` went at each worker; None for one that does not answer."""
+        now = time.time()
+        asked = [worker.seconds.remote(now - wall_s, now) for worker in self.stages.workers]
+        return [answer_of(ref, 5.0) for ref in asked]
 
     def _checkpoint_if_due(self) -> None:
         every, done = self.config.checkpoint.every, self.step == self.config.num_steps
@@ -250,6 +260,14 @@ class Controller:
 
     def _wait(self, refs: list[Any]) -> list[Any]:
         return wait_for(refs, self.stages.check_tool_server)
+
+
+def answer_of(ref: Any, seconds: float) -> Any:
+    """What a Ray call returns, or None if it does not in time or its actor is gone."""
+    try:
+        return ray.get(ref, timeout=seconds)
+    except RayError:
+        return None
 
 
 def wait_for(refs: list[Any], check_tool_server: Callable[[], None]) -> list[Any]:

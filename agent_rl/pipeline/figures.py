@@ -76,6 +76,23 @@ def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) ->
     ]
 
 
+def seconds_figures(row: dict[str, Any], wall_s: float, workers: list[dict[str, float] | None]) -> dict[str, float]:
+    """`seconds/<worker>/<state>` and `seconds/trainer/<state>`: where the `wall_s` of a step went, each to its sum.
+
+    `row` has `train_s`, `publish_s` and `wait_s`, how long the step waited for rollouts: the trainer's `queue` is what
+    of that it had nothing to do. `workers`: what each said of the step, None if it did not.
+    """
+    train, push = row.get("train_s", 0.0), row.get("publish_s", 0.0)
+    queue = min(row.get("wait_s", 0.0), max(wall_s - train - push, 0.0))
+    trainer = {"train": train, "push": push, "queue": queue, "idle": wall_s - train - push - queue}
+    found = {f"worker_{place}": seconds for place, seconds in enumerate(workers) if seconds is not None}
+    return {
+        f"seconds/{who}/{state}": value
+        for who, states in {**found, "trainer": trainer}.items()
+        for state, value in states.items()
+    }
+
+
 def metrics_row(
     step: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
 ) -> dict[str, Any]:
