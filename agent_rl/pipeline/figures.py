@@ -61,9 +61,8 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
     ]
 
 
-def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) -> list[dict[str, Any]]:
+def dropped_rows(step: int, trajectories: list[Trajectory], reasons: dict[int, str]) -> list[dict[str, Any]]:
     """Rows of training facts for finished episodes that are not trained on: dropped with their group, or masked."""
-    lost = [e.trajectory for e in episodes if e.trajectory.group_id in reasons or e.trajectory.mask_reason is not None]
     return [
         {
             "step": step,
@@ -72,7 +71,8 @@ def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) ->
             "fate": "dropped" if trajectory.group_id in reasons else "masked",
             "reason": reasons.get(trajectory.group_id, trajectory.mask_reason),
         }
-        for trajectory in lost
+        for trajectory in trajectories
+        if trajectory.group_id in reasons or trajectory.mask_reason is not None
     ]
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_rl.pipeline.config import WatchdogConfig
-from agent_rl.pipeline.controller import answer_of
+from agent_rl.pipeline.workers import answer_of
 from agent_rl.rollout.activity import QUEUE, TOOL, EpisodeStatus, WorkerStatus
 from agent_rl.stacks import DUMP_SIGNAL, dump_on_signal
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
@@ -14,6 +13,7 @@ from agent_rl.rewards.base import RewardError
 from agent_rl.rollout.activity import QUEUE, Activity, WorkerStatus
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, no_wait, run_episode
+from agent_rl.rollout.live_engine import LiveEngine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
 from agent_rl.stacks import dump_on_signal
@@ -57,13 +57,14 @@ class RolloutWorker:
         self.slots = asyncio.Semaphore(rollout.max_concurrent_episodes)
         self.activity = Activity()
         self.sandbox = SandboxClient(tool_server, token)
-        self.engine = registry.build(
+        engine = registry.build(
             "engine",
             rollout.engine,
             model_path=str(directory),
             worker_index=index,
             report_routing=config.routing_replay,
         )
+        self.engine = LiveEngine(engine, getattr(config.pipeline, "update", "in_flight"))
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,
@@ -120,7 +121,7 @@ class RolloutWorker:
     ) -> None:
         """The episode boundary, where failures are caught: the task is issued again, or given up."""
         error: Exception | None = None
-        for attempt in range(self.config.rollout.max_attempts):
+        for attempt in range(task.attempt, task.attempt + self.config.rollout.max_attempts):
             result.num_reissued += attempt > 0
             try:
                 episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
@@ -170,10 +171,3 @@ class RolloutWorker:
         await self.parts.reward.close()
         await self.engine.close()
         await self.sandbox.aclose()
-
-
-def split_tasks(workers: list[Any], tasks: list[EpisodeTask]) -> list[Any]:
-    """Deal tasks out to workers in equal runs and start them; one reference a worker."""
-    bounds = [round(i * len(tasks) / len(workers)) for i in range(len(workers) + 1)]
-    spans = zip(workers, bounds, bounds[1:], strict=False)
-    return [worker.run.remote(tasks[first:last]) for worker, first, last in spans]
