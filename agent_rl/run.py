@@ -26,6 +26,7 @@ from agent_rl.pipeline.regimes.fully_async import FullyAsync
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.wandb_log import wandb_log
 from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
 from agent_rl.rollout.worker import RolloutWorker
@@ -52,7 +53,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     """
     checkpoint = newest_checkpoint(path) if resume else None
     prompts = checked_prompts(config)
-    with lock(path):
+    with lock(path), wandb_log(config, path, on_row) as on_row:
         for _ in range(MAX_RESTARTS):
             try:
                 return train_from(checkpoint, config, path, prompts, on_row)

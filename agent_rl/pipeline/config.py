@@ -16,3 +16,12 @@ class WatchdogConfig(Settings):
     policy: Literal["warn", "stop"] = "warn"
     """`warn` says on stderr what the run is stuck in and writes all stacks to stacks/ in the run directory, once for
     each standstill. `stop` does so and ends the run; `--resume` goes on from its newest checkpoint."""
+
+
+class LoggingConfig(Settings):
+    """Where figures go besides metrics.jsonl and the TensorBoard files, which every run writes."""
+
+    wandb: str | None = None
+    """A Weights & Biases project to log to, with the package of the extra `wandb`; null logs nowhere else."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """`offline` writes into the run directory; `wandb sync` sends it later."""
