@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from agent_rl.config import RunConfig
 from agent_rl.data.check import check_overlap, prompts_of
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.batches import BatchController
+from agent_rl.pipeline.cluster import Placement, cluster
+from agent_rl.pipeline.cluster import local_ray as local_ray
 from agent_rl.pipeline.continuous import ContinuousController
 from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
@@ -36,6 +37,7 @@ from agent_rl.weights.base import WeightChannel
 
 OnRow = Callable[[dict[str, Any]], None]
 Prompts = tuple[PromptSource, PromptSource]
+ANYWHERE = Placement()
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
     plan = plan_of(config, state, resumed=checkpoint is not None)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ToolServer(config.sandbox))
-        stack.enter_context(local_ray(config.rollout.num_workers + 1))
-        stages = start_stages(config, prompts, server, plan.waves)
+        placement = stack.enter_context(cluster(config, with_trainer=True))
+        stages = start_stages(config, prompts, server, plan.waves, placement)
         stack.callback(stages.close)
         load_weights(stages, checkpoint, state.step, plan.served(state.step))
         directory = RunDirectory(path, config, state)
@@ -100,21 +102,26 @@ def build_controller(
     return BatchController(config, plan, stages, directory, on_row)
 
 
-def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool) -> Stages:
+def start_stages(
+    config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool, placement: Placement = ANYWHERE
+) -> Stages:
     """Start the Ray actors of a run and build the rest. Close them when done."""
     return Stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
-        workers=start_workers(config, server, waves),
-        trainer=ray.remote(TrainWorker).remote(config),
+        workers=start_workers(config, server, waves, placement),
+        trainer=ray.remote(TrainWorker).options(**placement.trainer()).remote(config),
         channel=registry.build("weights", config.weights),
         check_tool_server=server.check,
     )
 
 
-def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> WorkerPool:
+def start_workers(config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE) -> WorkerPool:
     worker = ray.remote(RolloutWorker)
-    start = partial(worker.remote, config, server.url, waves, server.token)
+
+    def start(place: int) -> Any:
+        return worker.options(**placement.worker(place)).remote(config, server.url, waves, server.token, place)
+
     return WorkerPool(start, config.rollout.num_workers)
 
 
@@ -195,30 +202,6 @@ def newest_checkpoint(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def local_ray(num_actors: int) -> Iterator[None]:
-    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each.
-
-    Where a Ray is up already, as in a notebook, that one is used and left up.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    ray.init(
-        address="local",  # not a cluster that RAY_ADDRESS or an earlier `ray start` names
-        num_cpus=num_actors,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        runtime_env={"env_vars": environment},
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
 def stop_on_interrupt(controller: Controller) -> Iterator[None]:
     """Ctrl-C asks for a stop after the running step, with a checkpoint; a second one stops at once."""
 
@@ -238,8 +221,8 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
     """Evaluate `model.path` on the config's held-out prompts, through the whole rollout, as `policy_version`."""
     _, prompts = build_prompts(config)
-    with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        workers = start_workers(config, server, waves=False)
+    with ToolServer(config.sandbox) as server, cluster(config, with_trainer=False) as placement:
+        workers = start_workers(config, server, waves=False, placement=placement)
         results = results_of(workers, start_evaluation(config, prompts, workers), server.check)
         workers.close()
     return collect_evaluation(config, policy_version, results)

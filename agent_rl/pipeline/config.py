@@ -25,3 +25,20 @@ class LoggingConfig(Settings):
     """A Weights & Biases project to log to, with the package of the extra `wandb`; null logs nowhere else."""
     wandb_mode: Literal["online", "offline"] = "online"
     """`offline` writes into the run directory; `wandb sync` sends it later."""
+
+
+class RayConfig(Settings):
+    """Which Ray a run uses, and how its actors are placed there."""
+
+    address: str | None = None
+    """A cluster to join: `auto` for one that this machine belongs to, or HOST:PORT. null starts a Ray for this run
+    alone, on this machine; what is below, except for GPUs, is for clusters."""
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """Ray's strategy for the places of trainer and rollout workers: on few nodes or on many, `strict` without
+    exception. Places are reserved before the run starts."""
+    trainer_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray reserves for the trainer."""
+    worker_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray reserves for each rollout worker."""
+    patience_s: float = Field(120.0, gt=0)
+    """How long a run waits for its places before it stops with a message."""
