@@ -127,6 +127,8 @@ class WorkerPool:
         if self.served is not None:
             try:
                 ray.get(self.handles[place].update_weights.remote(*self.served), timeout=_START_S)
+            except RayActorError as again:  # it was started on a node that is going down too
+                self._replace(place, self.handles[place], again)
             except GetTimeoutError:
                 raise ValueError(
                     f"no rollout worker could be started in {_START_S:.0f} s in the place of one that died; "

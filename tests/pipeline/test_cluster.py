@@ -19,7 +19,8 @@ SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoin
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
+    quickly = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False, "_system_config": quickly}
     found = Cluster(initialize_head=True, head_node_args=head)
     found.add_node(num_cpus=1, object_store_memory=STORE)
     found.wait_for_nodes()
