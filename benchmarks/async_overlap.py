@@ -1,6 +1,6 @@
 """Trained tokens per second with slow tools: fully asynchronous rollouts against generating, then training, in one run.
 
-    python benchmarks/async_overlap.py [--latency-ms 50] [--steps 8] [--rounds 2] [--concurrent 128]
+    python -m benchmarks.async_overlap [--latency-ms 50] [--steps 8] [--rounds 2] [--concurrent 128]
 
 Every tool call takes so many milliseconds more, as on a busy or distant tool server. The arms take turns, each a run
 of its own with the shipped model at a learning rate near 0, so that all sample episodes of the same kind. The first two
@@ -25,7 +25,7 @@ from tools.base import ToolResult
 from tools.python import PythonConfig, PythonTool
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
-SLOW = "async_overlap.SlowPython"
+SLOW = "benchmarks.async_overlap.SlowPython"
 ARMS = {
     "sync": ("pipeline={type: sync}",),
     "batch_async, lag 1": ("pipeline={type: batch_async, exact_lag: 1}",),
@@ -35,7 +35,7 @@ SKIPPED = 2
 
 
 class SlowConfig(PythonConfig):
-    type: Literal["async_overlap.SlowPython"] = "benchmarks.async_overlap.SlowPython"  # type: ignore[assignment]
+    type: Literal["benchmarks.async_overlap.SlowPython"] = "benchmarks.async_overlap.SlowPython"  # type: ignore[assignment]
     latency_s: float = 0.05
 
 

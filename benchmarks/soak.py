@@ -1,6 +1,6 @@
 """A run for N minutes at 64 concurrent episodes: memory, threads and file descriptors of every process, and slopes.
 
-    python benchmarks/soak.py [--minutes 30] [--check] [key=value …]
+    python -m benchmarks.soak [--minutes 30] [--check] [key=value …]
 
 Processes are this one and all below it: Ray's own, the rollout worker, the trainer, the tool server and its sessions.
 Short-lived ones (sessions, verifiers) are taken together by name. Slopes are least squares over the last two thirds.
