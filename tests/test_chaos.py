@@ -97,6 +97,7 @@ def start_driver(path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
 
+@pytest.mark.timeout(400)
 def test_the_driver_is_killed_and_resumed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     run, config = tmp_path / "run", quickstart(*SMALL, *ASYNC, SLOW)
     driver = start_driver(run, str(QUICKSTART), *SMALL, *ASYNC, SLOW, "--run", str(run))
@@ -104,13 +105,13 @@ def test_the_driver_is_killed_and_resumed_and_leaves_nothing_behind(tmp_path: Pa
     for line in driver.stdout:
         if line.startswith("step 3 "):
             break
-    below = set(descendants(driver.pid))
-    assert any("sandbox.server" in command for command in descendants(driver.pid).values())
+    below = descendants(driver.pid)
+    assert any("sandbox.server" in command for command in below.values())
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     driver.stdout.close()
     wait_until_gone(below)
-    assert list_checkpoints(run)[-1].name == "step-000002" or list_checkpoints(run)[-1].name == "step-000004"
+    assert list_checkpoints(run)[-1].name in ("step-000002", "step-000004")
     with (run / "ledger.jsonl").open("a") as file:
         file.write('{"event": "issued", "step": 4, "gro')  # as if killed in the middle of a line
     (run / "checkpoints" / "step-000009.tmp").mkdir()
@@ -127,10 +128,12 @@ def weight_folders() -> list[Path]:
     return [folder for root in ("/dev/shm", "/tmp") for folder in Path(root).glob("agent-rl-weights-*")]
 
 
-def wait_until_gone(processes: set[int]) -> None:
+def wait_until_gone(processes: dict[int, str]) -> None:
+    """Ray's own agents are left out: they notice the end of their node by a timeout of a minute."""
     deadline = time.monotonic() + 60
-    while left := {pid for pid in processes if alive(pid)}:
-        assert time.monotonic() < deadline, f"processes {left} of a killed run live on"
+    ours = {pid: command for pid, command in processes.items() if "Agent" not in command}
+    while left := {pid: command for pid, command in ours.items() if alive(pid)}:
+        assert time.monotonic() < deadline, f"processes of a killed run live on: {left}"
         time.sleep(0.2)
 
 
