@@ -15,6 +15,7 @@ from agent_rl.rollout.worker import RolloutResult
 MAX_RESTARTS = 5
 """Deaths of workers, or of trainers, that one process of a run puts up with."""
 _START_S = 300.0
+_CANCEL_S = 30.0
 
 
 def answer_of(ref: Any, seconds: float) -> Any:
@@ -94,8 +95,8 @@ class WorkerPool:
         """Abort a call and wait until its episodes have ended; what they sampled is lost."""
         ray.cancel(call.ref)
         try:
-            ray.get(call.ref)
-        except (RayActorError, TaskCancelledError):
+            ray.get(call.ref, timeout=_CANCEL_S)
+        except (RayActorError, TaskCancelledError, GetTimeoutError):
             return
 
     def serve(self, path: str, policy_version: int) -> None:
