@@ -35,6 +35,17 @@ def test_a_config_gives_a_table_over_rho_and_keys_for_a_target() -> None:
     assert configured(quickstart()) == (128, 128, 128)
 
 
+def test_fully_async_holds_what_lag_and_groups_allow() -> None:
+    def held(keys: str, tail: float = 1.0) -> tuple[float, float, float]:
+        return configured(quickstart(f"pipeline={{type: fully_async, {keys}}}"), tail)
+
+    assert held("max_lag: 2") == (128, 128, 128)
+    assert held("max_lag: 2", tail=1.5) == (128, 128, 64)
+    assert held("max_lag: 2, max_groups: 16") == (128, 128, 0)
+    assert held("max_lag: 1, max_groups: 16", tail=2.0) == (64, 128, 0)
+    assert held("max_lag: 0") == (0, 128, 0)
+
+
 def fact(group: int, episode: int, sampled: int, first: int, last: int, seconds: float) -> dict[str, object]:
     turns = [{"turn_id": 0, "generate_s": seconds, "tool_s": 0.25}]
     return {
