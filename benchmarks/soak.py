@@ -33,11 +33,16 @@ OVERRIDES = (
     *("eval.every=20", "eval.num_prompts=64", "checkpoint.every=10", "trainer.learning_rate=1e-9"),
 )
 EVERY_S = 2.0
+WARM_UP = 3
+"""Steps before the first sample: allocators grow while shapes are new."""
 MOST_THREADS, MOST_DESCRIPTORS, MOST_MB_A_MINUTE = 10, 20, 30.0
 
 
 class Sample(NamedTuple):
-    """Of one process at one time: seconds since the start, resident MB, threads, open file descriptors."""
+    """Of one process at one time: seconds since the start, MB, threads, open file descriptors.
+
+    MB are resident and anonymous: pages of Ray's object store, which readers share, are no growth of theirs.
+    """
 
     time: float
     megabytes: float
@@ -70,26 +75,29 @@ def name_of(pid: int) -> str:
     return (modules or scripts or [Path(words[0]).name])[0]
 
 
-def sample(started: float, into: dict[tuple[str, int], list[Sample]]) -> None:
-    """Add a sample of every process, by its name now (Ray names its actors late) and id."""
-    page_mb = os.sysconf("SC_PAGE_SIZE") / 1e6
+def sample(started: float, into: dict[int, list[Sample]], names: dict[int, str]) -> None:
+    """Add a sample of every process, and its name now: Ray names its actors late."""
     for pid in family():
-        with suppress(OSError):
+        with suppress(OSError, StopIteration):
             folder = Path(f"/proc/{pid}")
-            pages = int((folder / "statm").read_text().split()[1])
+            status = (folder / "status").read_text().splitlines()
+            kilobytes = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
             counts = len(list((folder / "task").iterdir())), len(list((folder / "fd").iterdir()))
-            into[name_of(pid), pid].append(Sample(time.monotonic() - started, pages * page_mb, *counts))
+            into[pid].append(Sample(time.monotonic() - started, kilobytes / 1e3, *counts))
+            names[pid] = name_of(pid)
 
 
-def soak(minutes: float, overrides: list[str]) -> tuple[dict[tuple[str, int], list[Sample]], list[dict[str, Any]]]:
-    """Run for so long and stop as Ctrl-C does; samples by process, and the rows of the steps."""
-    samples: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+def soak(minutes: float, overrides: list[str]) -> tuple[dict[int, list[Sample]], dict[int, str], list[dict[str, Any]]]:
+    """Run for so long and stop as Ctrl-C does; samples and names by process id, and the rows of the steps."""
+    samples: dict[int, list[Sample]] = defaultdict(list)
+    names: dict[int, str] = {}
     rows: list[dict[str, Any]] = []
     ended, started = threading.Event(), time.monotonic()
 
     def watch() -> None:
         while not ended.wait(EVERY_S):
-            sample(started, samples)
+            if len(rows) > WARM_UP:
+                sample(started, samples, names)
 
     def on_row(row: dict[str, Any]) -> None:
         rows.append(row)
@@ -102,7 +110,7 @@ def soak(minutes: float, overrides: list[str]) -> tuple[dict[tuple[str, int], li
     with tempfile.TemporaryDirectory() as folder:
         train(load(CONFIG, [*OVERRIDES, *overrides]), Path(folder), False, on_row)
     thread.join()
-    return samples, rows
+    return samples, names, rows
 
 
 def slope_a_minute(samples: list[Sample], values: list[float]) -> float:
@@ -115,13 +123,16 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit with 1 on growth")
     parser.add_argument("overrides", nargs="*", help="keys of the config")
     arguments = parser.parse_args()
-    samples, rows = soak(arguments.minutes, arguments.overrides)
-    last = max(found[-1].time for found in samples.values())
+    samples, names, rows = soak(arguments.minutes, arguments.overrides)
+    if not samples:
+        sys.exit(f"fewer than {WARM_UP} steps in {arguments.minutes:g} minutes; give it more")
+    begun, last = min(found[0].time for found in samples.values()), max(found[-1].time for found in samples.values())
     table = Table("process", "MB", "MB at end", "MB a minute", "threads", "at end", "descriptors", "at end")
     wrong = []
-    for (name, pid), found in sorted(samples.items()):
-        kept = [s for s in found if s.time > last / 3]
-        if len(kept) < 5 or kept[-1].time - kept[0].time < last / 2:
+    for pid, found in sorted(samples.items(), key=lambda pair: names[pair[0]]):
+        name = names[pid].split(".run")[0].split(".train")[0]
+        kept = [s for s in found if s.time > begun + (last - begun) / 3]
+        if len(kept) < 5 or kept[-1].time - kept[0].time < (last - begun) / 2:
             continue  # short-lived
         first, end = kept[0], kept[-1]
         growth = slope_a_minute(kept, [s.megabytes for s in kept])
