@@ -14,6 +14,7 @@ from agent_rl.commands.doctor import doctor
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
 from agent_rl.commands.report import report
+from agent_rl.commands.staleness import staleness
 from agent_rl.commands.sweep import sweep
 from agent_rl.commands.train import train
 from agent_rl.commands.warmstart import warmstart
@@ -30,6 +31,7 @@ app.command(name="eval")(evaluate)
 app.command()(compare)
 app.command()(sweep)
 app.command()(analyze)
+app.command()(staleness)
 app.command()(report)
 app.command()(dashboard)
 app.command()(replay)

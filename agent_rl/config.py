@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from agent_rl import registry
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import lay_over
+from agent_rl.pipeline.config import LoggingConfig, RayConfig, WatchdogConfig
 from agent_rl.registry import PartKind
 from agent_rl.rollout.config import RolloutConfig, SamplingConfig
 from agent_rl.routers import ROUTED_MODELS
@@ -128,6 +129,12 @@ class RunConfig(Settings):
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are written."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """What happens when the run stands still."""
+    ray: RayConfig = RayConfig()
+    """Which Ray the run uses."""
+    logging: LoggingConfig = LoggingConfig()
+    """Where figures go besides metrics.jsonl and TensorBoard."""
 
     @model_validator(mode="after")
     def _groups(self) -> Self:

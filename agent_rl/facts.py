@@ -268,13 +268,17 @@ def _routed_experts(row: dict[str, Any]) -> ShortArray | None:
 
 def write_part(table: Path, index: int, rows: Sequence[dict[str, Any]], schema: pa.Schema | None = None) -> None:
     """Write part `index` of a table whole; without a schema it is read off the rows. No rows, no part."""
+    write_rows(part_path(table, index), rows, schema)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema | None = None) -> None:
+    """Write one Parquet file, whole or not at all. No rows, no file."""
     if not rows:
         return
-    table.mkdir(parents=True, exist_ok=True)
-    part = part_path(table, index)
-    temporary = part.with_suffix(".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary, compression="zstd")
-    temporary.rename(part)
+    temporary.rename(path)
 
 
 def part_path(table: Path, index: int) -> Path:
@@ -283,12 +287,18 @@ def part_path(table: Path, index: int) -> Path:
 
 def read_part(table: Path, index: int) -> list[dict[str, Any]]:
     """The rows of one part; none if it was never written."""
-    path = part_path(table, index)
+    return read_rows(part_path(table, index))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of one file; none if it was never written."""
     return pq.read_table(path).to_pylist() if path.is_file() else []
 
 
 def truncate(table: Path, first: int, keep: Collection[int] = ()) -> None:
-    """Delete every part from index `first` on, except those to keep."""
+    """Delete every part from index `first` on, except those to keep, and what a killed writer left unfinished."""
+    for path in table.glob("part-*.tmp"):
+        path.unlink()
     for path in table.glob("part-*.parquet"):
         index = int(path.stem.removeprefix("part-"))
         if index >= first and index not in keep:

@@ -22,6 +22,8 @@ _COLUMNS = {
     "clip": ("clip_fraction", "{:.3f}"),
     "budget": ("bound_budget", "{:.2f}"),
     "entropy": ("entropy", "{:.3f}"),
+    "in flight": ("groups/in_flight", "{:d}"),
+    "dropped": ("groups/dropped", "{:d}"),
     "s/step": ("wall_s", "{:.1f}"),
 }
 

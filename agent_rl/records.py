@@ -34,6 +34,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    ABORT = "abort"
 
 
 def _check(condition: bool, message: str) -> None:

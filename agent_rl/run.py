@@ -16,11 +16,20 @@ from agent_rl import registry
 from agent_rl.config import RunConfig
 from agent_rl.data.check import check_overlap, prompts_of
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.pipeline.controller import Controller, Stages, wait_for
+from agent_rl.pipeline.batches import BatchController
+from agent_rl.pipeline.cluster import Placement, cluster
+from agent_rl.pipeline.cluster import local_ray as local_ray
+from agent_rl.pipeline.continuous import ContinuousController
+from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
+from agent_rl.pipeline.pacing import Pacing
+from agent_rl.pipeline.regimes.fully_async import FullyAsync
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.wandb_log import wandb_log
+from agent_rl.pipeline.watchdog import Watchdog, Watched
+from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
 from agent_rl.trainer.worker import TrainWorker
@@ -28,6 +37,7 @@ from agent_rl.weights.base import WeightChannel
 
 OnRow = Callable[[dict[str, Any]], None]
 Prompts = tuple[PromptSource, PromptSource]
+ANYWHERE = Placement()
 
 
 @dataclass(frozen=True)
@@ -44,46 +54,95 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
     """
     checkpoint = newest_checkpoint(path) if resume else None
-    state = RunState.load(checkpoint) if checkpoint else RunState()
-    schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
-    schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
     prompts = checked_prompts(config)
+    with lock(path), wandb_log(config, path, on_row) as on_row:
+        for _ in range(MAX_RESTARTS):
+            try:
+                return train_from(checkpoint, config, path, prompts, on_row)
+            except TrainerDiedError:
+                checkpoint = next(reversed(list_checkpoints(path)), None)
+                where = checkpoint.name if checkpoint else "the start"
+                print(f"the trainer died; all of the run goes back to {where} and on from there", file=sys.stderr)
+        return train_from(checkpoint, config, path, prompts, on_row)
+
+
+def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: Prompts, on_row: OnRow) -> Outcome:
+    """Run `config` from a checkpoint, or from the start; what `path` holds of later steps is cut."""
+    state = RunState.load(checkpoint) if checkpoint else RunState()
+    plan = plan_of(config, state, resumed=checkpoint is not None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
-        stack.enter_context(local_ray(config.rollout.num_workers + 1))
-        stages = start_stages(config, prompts, server, schedule.waves)
-        stack.callback(stages.channel.close)
-        stack.callback(close_workers, stages.workers)
-        load_weights(stages, checkpoint, state.step, schedule)
+        placement = stack.enter_context(cluster(config, with_trainer=True))
+        stages = start_stages(config, prompts, server, plan.waves, placement)
+        stack.callback(stages.close)
+        load_weights(stages, checkpoint, state.step, plan.served(state.step))
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
-        controller = Controller(config, schedule, stages, directory, on_row)
+        controller = build_controller(config, plan, stages, directory, on_row)
+        stack.enter_context(watch(config, stages, controller, path / "stacks"))
         with stop_on_interrupt(controller):
             controller.run()
     return Outcome(controller.step, controller.step == config.num_steps)
 
 
-def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool) -> Stages:
-    """Start the Ray actors of a run and build the rest. Close `channel` when done."""
+def plan_of(config: RunConfig, state: RunState, resumed: bool) -> Schedule | Pacing:
+    """When what is sampled and trained, as the regime has it."""
+    regime = registry.build("pipeline", config.pipeline)
+    if isinstance(regime, FullyAsync):
+        return regime.pacing(config.batch.num_prompts, config.num_steps)
+    schedule: Schedule = replace(regime.schedule, ramps=state.ramps)
+    return schedule.continued(state.step, len(state.queue)) if resumed else schedule
+
+
+def build_controller(
+    config: RunConfig, plan: Schedule | Pacing, stages: Stages, directory: RunDirectory, on_row: OnRow
+) -> Controller:
+    if isinstance(plan, Pacing):
+        return ContinuousController(config, plan, stages, directory, on_row)
+    return BatchController(config, plan, stages, directory, on_row)
+
+
+def start_stages(
+    config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool, placement: Placement = ANYWHERE
+) -> Stages:
+    """Start the Ray actors of a run and build the rest. Close them when done."""
     return Stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
-        workers=start_workers(config, server, waves),
-        trainer=ray.remote(TrainWorker).remote(config),
+        workers=start_workers(config, server, waves, placement),
+        trainer=ray.remote(TrainWorker).options(**placement.trainer()).remote(config),
         channel=registry.build("weights", config.weights),
         check_tool_server=server.check,
     )
 
 
-def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:
+def start_workers(config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE) -> WorkerPool:
     worker = ray.remote(RolloutWorker)
-    return [worker.remote(config, server.url, waves, server.token, i) for i in range(config.rollout.num_workers)]
+
+    def start(place: int) -> Any:
+        return worker.options(**placement.worker(place)).remote(config, server.url, waves, server.token, place)
+
+    return WorkerPool(start, config.rollout.num_workers)
 
 
-def close_workers(workers: list[Any]) -> None:
-    """Let workers end what they hold at the tool server; one that does not answer is left to Ray."""
-    ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=5.0)
+@contextlib.contextmanager
+def watch(config: RunConfig, stages: Stages, controller: Controller, stacks: Path) -> Iterator[None]:
+    """Let a watchdog look at a run; with `policy: stop` the loop hears of a standstill where it waits."""
+    check_tool_server = stages.check_tool_server
+    watched = Watched(
+        workers=lambda: stages.workers.handles,
+        trainer=stages.trainer,
+        step=lambda: controller.step,
+        num_in_flight=lambda: len(controller.directory.ledger.in_flight),
+    )
+    with Watchdog(config.watchdog, watched, stacks) as watchdog:
+
+        def check() -> None:
+            check_tool_server()
+            watchdog.check()
+
+        stages.check_tool_server = check
+        yield
 
 
 def build_prompts(config: RunConfig) -> Prompts:
@@ -121,17 +180,15 @@ def lock(path: Path) -> Iterator[None]:
                 shutil.rmtree(path)
 
 
-def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:
-    """Give trainer and engines the weights that step `start` begins with: the newest and the served version."""
+def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int) -> None:
+    """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`."""
     channel: WeightChannel = stages.channel
     if checkpoint:
         ray.get(stages.trainer.load.remote(str(checkpoint)))
     ray.get(stages.trainer.publish.remote(str(channel.path(start))))
-    served = schedule.served(start)
     if checkpoint and served != start:
         channel.path(served).write_bytes((checkpoint / "served.safetensors").read_bytes())
-    path = str(channel.path(served))
-    ray.get([worker.update_weights.remote(path, served) for worker in stages.workers])
+    stages.workers.serve(str(channel.path(served)), served)
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -142,30 +199,6 @@ def newest_checkpoint(path: Path) -> Path:
     if not checkpoints:
         raise ValueError(f"{path} holds no checkpoint to resume from; start the run again with its config")
     return checkpoints[-1]
-
-
-@contextlib.contextmanager
-def local_ray(num_actors: int) -> Iterator[None]:
-    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each.
-
-    Where a Ray is up already, as in a notebook, that one is used and left up.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    ray.init(
-        address="local",  # not a cluster that RAY_ADDRESS or an earlier `ray start` names
-        num_cpus=num_actors,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        runtime_env={"env_vars": environment},
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -188,8 +221,8 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
     """Evaluate `model.path` on the config's held-out prompts, through the whole rollout, as `policy_version`."""
     _, prompts = build_prompts(config)
-    with ToolServer(config.sandbox) as server, local_ray(config.rollout.num_workers):
-        workers = start_workers(config, server, waves=False)
-        results = wait_for(start_evaluation(config, prompts, workers), server.check)
-        close_workers(workers)
+    with ToolServer(config.sandbox) as server, cluster(config, with_trainer=False) as placement:
+        workers = start_workers(config, server, waves=False, placement=placement)
+        results = results_of(workers, start_evaluation(config, prompts, workers), server.check)
+        workers.close()
     return collect_evaluation(config, policy_version, results)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_rl.config import load
-from agent_rl.pipeline.controller import Controller
+from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.run import build_prompts, load_weights, local_ray, start_stages
@@ -28,9 +28,9 @@ def run(schedule: Schedule, stages: Any, config: Any) -> list[dict[str, Any]]:
     """The steps of one schedule; the first, which warms up, and those at the ends, which cannot overlap, left out."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        load_weights(stages, None, 0, schedule)
+        load_weights(stages, None, 0, served=0)
         directory = RunDirectory(Path(folder), config)
-        Controller(config, schedule, stages, directory, rows.append).run()
+        BatchController(config, schedule, stages, directory, rows.append).run()
         directory.close()
     return rows[1 : STEPS - 1]
 
@@ -47,7 +47,7 @@ def main() -> None:
         for _ in range(rounds):
             for name, schedule in arms.items():
                 rows[name] += run(schedule, stages, config)
-        stages.channel.close()
+        stages.close()
     table = Table("schedule", "wall s a step", "generate s", "train s", "of the first")
     first = mean(row["wall_s"] for row in rows["generate, then train"])
     for name, found in rows.items():

@@ -1,6 +1,13 @@
-"""Parts of somebody else's, named by a dotted path, which know nothing of routing."""
+"""Parts of somebody else's, named by a dotted path: some know nothing of routing, some are slow."""
+
+import asyncio
+from typing import Any
 
 from agent_rl.registry import PartBase, PartConfig
+from agent_rl.rewards.base import FinishedEpisode, Score
+from agent_rl.rewards.math import MathReward
+from tools.base import ToolResult
+from tools.python import PythonTool
 
 
 class PlainEngine(PartBase):
@@ -11,3 +18,32 @@ class PlainEngine(PartBase):
 class PlainTrainer(PartBase):
     class Config(PartConfig):
         pass
+
+
+class SlowPython(PythonTool):
+    """The python tool behind a slow network: weights arrive while episodes wait for it."""
+
+    class Config(PartConfig):
+        delay_s: float = 0.2
+
+    def __init__(self, config: Any, sandbox: Any) -> None:
+        super().__init__(PythonTool.Config(), sandbox)
+        self.delay_s = config.delay_s
+
+    async def call(self, code: str) -> ToolResult:
+        """Run Python code and return what it prints."""
+        await asyncio.sleep(self.delay_s)
+        return await super().call(code)
+
+
+class TwoSpeedMath(MathReward):
+    """Chains of one step are scored at once, longer ones after `delay_s`: long, hard prompts are slow."""
+
+    class Config(MathReward.Config):
+        type: str = "tests.parts.TwoSpeedMath"  # type: ignore[assignment]
+        delay_s: float = 4.0
+
+    async def score(self, episode: FinishedEpisode) -> Score:
+        if episode.prompt.tags["k"] > 1:
+            await asyncio.sleep(self.config.delay_s)  # type: ignore[attr-defined]
+        return await super().score(episode)

@@ -22,7 +22,8 @@ from agent_rl.analysis import tables
 from agent_rl.analysis.plots import run_picture
 from agent_rl.cli import app
 from agent_rl.config import RunConfig, SandboxConfig, model_directory
-from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.batches import BatchController
+from agent_rl.pipeline.controller import Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
@@ -48,9 +49,9 @@ def cluster() -> Iterator[None]:
 
 def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -> RunDirectory:
     """Run all steps of `config` with given stages, from version 0."""
-    load_weights(stages, None, 0, schedule)
+    load_weights(stages, None, 0, served=0)
     directory = RunDirectory(path, config)
-    Controller(config, schedule, stages, directory, ignore).run()
+    BatchController(config, schedule, stages, directory, ignore).run()
     directory.close()
     return directory
 
@@ -61,7 +62,7 @@ def stages() -> Iterator[Stages]:
     with ToolServer(config.sandbox) as server:
         made = start_stages(config, build_prompts(config), server, waves=False)
         yield made
-        made.channel.close()
+        made.close()
 
 
 def recorded_lags(path: Path) -> list[tuple[int, int, int]]:
@@ -210,12 +211,12 @@ def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_
         stages = start_stages(config, build_prompts(config), server, waves=False)
         killer = threading.Thread(target=kill_while_busy, args=(server,))
         schedule = Schedule(prefetch=1, broadcast_interval=1)
-        load_weights(stages, None, 0, schedule)
+        load_weights(stages, None, 0, served=0)
         directory = RunDirectory(tmp_path, config)
         killer.start()
-        Controller(config, schedule, stages, directory, ignore).run()
+        BatchController(config, schedule, stages, directory, ignore).run()
         assert server.num_restarts == 1
-        stages.channel.close()
+        stages.close()
     counts = directory.ledger.counts()
     assert counts["episodes_reissued"] > 0
     assert counts["issued"] == counts["trained"] + counts["dropped"] == 24

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import polars as pl
 
 from agent_rl.analysis.recorded import RecordedRun, open_runs
+from agent_rl.analysis.seconds import seconds_table
 
 MEANS = (
     "mean_abs_d",
@@ -82,7 +83,7 @@ VIEWS = {
     "kl": View("by k3 of the whole step's batch", ("all",), ("kl_bin",)),
     "turns": View("by turns of the episode, then by turn", ("turn_by_num_turns",), ("num_turns", "turn")),
 }
-TABLES = (*VIEWS, "clip", "reference", "stop")
+TABLES = (*VIEWS, "clip", "reference", "stop", "seconds")
 KL_BINS = {1: "≤ 1e-3", 2: "1e-3 to 2e-2", 3: "2e-2 to 1e-1", 4: "> 1e-1"}
 
 
@@ -162,6 +163,8 @@ def _one(run: RecordedRun, name: str, first_step: int, parts: bool) -> pl.DataFr
         return _stop_reasons(run, first_step)
     if name == "clip":
         return _clip(run, first_step)
+    if name == "seconds":
+        return seconds_table([row for row in run.metrics() if row["step"] >= first_step])
     rows = run.mismatch().filter(pl.col("step") >= first_step)
     if rows.filter(pl.col("part") == "total").is_empty():
         raise ValueError(f"{run.path} has no recorded step from step {first_step} on")
@@ -262,6 +265,8 @@ def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     order = [pl.col("run").replace_strict(runs, return_dtype=pl.Int64)]
     if name == "stop":
         return frame.sort(-pl.col("share").sum().over("stop_reason"), "stop_reason", *order)
+    if name == "seconds":
+        return frame.sort(pl.col("who") == "trainer", "who", *order)
     if name == "clip":
         figures = {figure: position for position, figure in enumerate(frame["figure"].unique(maintain_order=True))}
         return frame.sort(pl.col("figure").replace_strict(figures, return_dtype=pl.Int64), *order)

@@ -20,9 +20,16 @@ _NOTES = {
     "turns": _NOTE + "Later turns exist only in longer episodes, so turns compare best within one length.",
     "clip": "Plain means over steps.",
     "reference": "What a turn-conditioned clip compared each turn with. Plain means over steps.",
+    "seconds": "Mean seconds a step. A worker is in the first of these that holds: push, generate, tool, score, queue "
+    "(episodes wait for a slot or their wave), idle. The trainer's queue is its wait for rollouts.",
     "stop": "Share of the trajectories, with their mean reward and number of turns.",
 }
-_TITLES = {"clip": "What the clip did", "reference": "References by turn", "stop": "Why episodes ended"}
+_TITLES = {
+    "clip": "What the clip did",
+    "reference": "References by turn",
+    "stop": "Why episodes ended",
+    "seconds": "Where the seconds went",
+}
 
 
 def view(runs: Sequence[RecordedRun]) -> dict[str, Any]:
@@ -107,7 +114,7 @@ def _tables(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
 
 
 def _table(name: str, frame: pl.DataFrame, alone: bool) -> dict[str, Any]:
-    keys = ["figure", "stop_reason", *tables.KEYS, *([] if alone else ["run"])]
+    keys = ["figure", "stop_reason", "who", *tables.KEYS, *([] if alone else ["run"])]
     first = [key for key in keys if key in frame.columns]
     if name == "turns":
         first = ["num_turns", "turn", *(["run"] if not alone else [])]

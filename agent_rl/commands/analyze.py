@@ -10,8 +10,8 @@ from agent_rl.commands.console import one_sentence_errors, print_table, say
 if TYPE_CHECKING:
     from polars import DataFrame
 
-_SHOWN = "turn,stop"
-_KEYS = ("figure", "stop_reason", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
+_SHOWN = "turn,stop,seconds"
+_KEYS = ("figure", "stop_reason", "who", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
 """Columns that say what a row is about, in the order they stand in."""
 _FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
 """On a narrow terminal."""
@@ -20,7 +20,10 @@ _FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_
 def analyze(
     runs: Annotated[list[Path], typer.Argument(help="Directories of runs, shown side by side")],
     table: Annotated[
-        str, typer.Option(help="Tables with commas between: turn, first, lag, kl, turns, clip, reference, stop; or all")
+        str,
+        typer.Option(
+            help="Tables with commas between: turn, first, lag, kl, turns, clip, reference, stop, seconds; or all"
+        ),
     ] = _SHOWN,
     every: Annotated[bool, typer.Option("--all", help="All columns, and rows for each part of the mismatch")] = False,
     first_step: Annotated[int, typer.Option(help="Leave out the steps before this one")] = 0,
@@ -89,6 +92,7 @@ _TITLES = {
     "clip": "what the clip did, over steps",
     "reference": "what each turn was compared with, means over steps",
     "stop": "why episodes ended",
+    "seconds": "where the seconds of a step went: means over steps",
 }
 
 

@@ -1,175 +1,110 @@
-"""The training loop: rollout batches at known versions, optimizer steps, weight broadcasts."""
+"""What every training loop shares: waiting, evaluating, broadcasting weights, recording, checkpoints."""
 
+import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
 from agent_rl.pipeline.evaluation import collect_evaluation, start_evaluation
-from agent_rl.pipeline.figures import dropped_rows, metrics_row, rollout_figures, training_rows
+from agent_rl.pipeline.figures import metrics_row, seconds_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
-from agent_rl.pipeline.schedule import Schedule
-from agent_rl.pipeline.selection import Selection, keep_without_spread, select_groups, sorted_episodes
 from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.workers import Call, WorkerPool
 from agent_rl.records import Trajectory
 from agent_rl.rollout.episode import EpisodeTask
-from agent_rl.rollout.worker import RolloutResult, split_tasks
+from agent_rl.rollout.worker import RolloutResult
 from agent_rl.weights.base import WeightChannel
 
 OnRow = Callable[[dict[str, Any]], None]
 
 
+class TrainerDiedError(Exception):
+    """The trainer's process is gone, and with it the optimizer's state since the last checkpoint."""
+
+
 @dataclass
 class Stages:
-    """The parts that a run is made of, built by run.py. `workers` and `trainer` are Ray actor handles."""
+    """The parts that a run is made of, built by run.py. `trainer` is a Ray actor handle."""
 
     prompts: PromptSource
     eval_prompts: PromptSource
-    workers: list[Any]
+    workers: WorkerPool
     trainer: Any
     channel: WeightChannel
     check_tool_server: Callable[[], None]
     """Called while the loop waits: restarts a tool server that the run owns and that has died."""
 
-
-@dataclass
-class Generation:
-    """A rollout batch that workers are busy with."""
-
-    batch: int
-    refs: list[Any]
+    def close(self) -> None:
+        self.workers.close()
+        ray.kill(self.trainer)
+        self.channel.close()
 
 
-class Controller:
-    """Runs optimizer steps from where `directory` stands to `num_steps`. Batch i is trained at step i."""
+class Controller(ABC):
+    """A training loop from where `directory` stands to `num_steps`; `served` is the version that engines have."""
 
-    def __init__(
-        self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, on_row: OnRow
-    ) -> None:
-        self.config, self.schedule, self.stages = config, schedule, stages
+    def __init__(self, config: RunConfig, stages: Stages, directory: RunDirectory, on_row: OnRow, served: int) -> None:
+        self.config, self.stages = config, stages
         self.directory, self.on_row = directory, on_row
-        self.ready: dict[int, list[Trajectory]] = {}
         self.dropped: list[dict[str, Any]] = []
         self.step = directory.state.step
-        self.served = schedule.served(self.step)
+        self.served = served
         self.next_prompt = max(directory.ledger.issued, default=-1) + 1
         self.stop_requested = False
 
+    @abstractmethod
     def run(self) -> None:
-        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
+        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested."""
 
-        At step i: start sampling batch i + prefetch with the weights now served, train on batch i
-        meanwhile, wait for both, then hand the new version to the engines. With prefetch 0 the two
-        follow each other. An evaluation that is due goes on beside them where the engines serve version i.
-        Only whole steps happen, so between steps nothing is in flight but `ready`.
-        """
-        self._fill()
-        while self.step < self.config.num_steps and not self.stop_requested:
-            started = time.monotonic()
-            beside = self.schedule.prefetch > 0 and self.served == self.step
-            row = {} if beside else self._evaluate_if_due()
-            ahead = self._generate(self.step + self.schedule.prefetch)
-            evaluation = self._start_evaluation() if beside and self._evaluation_is_due() else None
-            if self.schedule.prefetch == 0:
-                row |= self._collect(ahead)
-            batch = self.ready.pop(self.step)
-            self._check_lag(batch)
-            training = self.stages.trainer.train.remote(batch, self.step)
-            if self.schedule.prefetch > 0:
-                row |= self._collect(ahead)
-            result = self._wait([training])[0]
-            row |= self._collect_evaluation(evaluation)
-            row |= self._broadcast(self.step + 1)
-            self._record(row, batch, result, started)
-            self.step += 1
-            self._checkpoint_if_due()
-        if self.step == self.config.num_steps:
-            self._finish()
+    @abstractmethod
+    def in_flight(self) -> set[int]:
+        """The groups that are issued and neither trained nor dropped, as this loop holds them."""
 
-    def _fill(self) -> None:
-        """Have the first batches ready: those of the checkpoint's queue are read, the others sampled now."""
-        for batch in range(self.step, min(self.step + self.schedule.prefetch, self.config.num_steps)):
-            if batch in self.directory.state.queue:
-                self.ready[batch] = self.directory.read_queued(batch)
-            elif not self.stop_requested:
-                self._collect(self._generate(batch))
+    @abstractmethod
+    def state(self, checkpoint: Path) -> RunState:
+        """Where the run stands; what `checkpoint` must hold besides is written into it."""
 
-    def _generate(self, batch: int) -> Generation | None:
-        """Start sampling a batch on all workers; None past the last step."""
-        if batch >= self.config.num_steps:
-            return None
-        return Generation(batch, self._issue(self.config.batch.num_prompts))
+    def _group_tasks(self, group_id: int) -> list[EpisodeTask]:
+        size = self.config.batch.group_size
+        prompt = self.stages.prompts.prompt(group_id)
+        return [EpisodeTask(prompt, group_id, group_id * size + sample, self.config.seed) for sample in range(size)]
 
-    def _issue(self, num_prompts: int) -> list[Any]:
-        """Start sampling the groups of the next prompts of the stream."""
-        group_size = self.config.batch.group_size
-        first, self.next_prompt = self.next_prompt, self.next_prompt + num_prompts
-        prompts = [self.stages.prompts.prompt(index) for index in range(first, self.next_prompt)]
-        self.directory.ledger.record("issued", self.step, [prompt.index for prompt in prompts])
-        tasks = [
-            EpisodeTask(prompt, prompt.index, prompt.index * group_size + sample, self.config.seed)
-            for prompt in prompts
-            for sample in range(group_size)
-        ]
-        return split_tasks(self.stages.workers, tasks)
+    def _issue_groups(self, number: int) -> list[int]:
+        """Take the next prompts of the stream."""
+        first, self.next_prompt = self.next_prompt, self.next_prompt + number
+        groups = list(range(first, self.next_prompt))
+        self.directory.ledger.record("issued", self.step, groups)
+        return groups
 
-    def _collect(self, generation: Generation | None) -> dict[str, Any]:
-        """Wait for a batch; write its facts; drop groups that are not trained on; keep the rest ready."""
-        if generation is None:
-            return {}
-        rounds, selection = self._sample(generation)
-        results = [result for results in rounds for result in results]
-        episodes = sorted_episodes(results)
-        self.directory.write_rollouts(generation.batch, episodes)
+    def _drop(self, groups: dict[int, tuple[str, str]]) -> None:
+        """Record groups as dropped; of each its reason and a message."""
+        for group_id, (reason, message) in groups.items():
+            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason, message=message)
+
+    def _count_reissued(self, results: list[RolloutResult]) -> None:
         if reissued := sum(result.num_reissued for result in results):
             self.directory.ledger.record("reissued", self.step, [], count=reissued)
-        for group_id, (reason, message) in selection.dropped.items():
-            self.directory.ledger.record("dropped", self.step, [group_id], reason=reason, message=message)
-        if not selection.num_whole:
-            _, message = next(iter(selection.dropped.values()))
-            raise ValueError(f"no group of batch {generation.batch} could be sampled: {message}")
-        reasons = {group_id: reason for group_id, (reason, _) in selection.dropped.items()}
-        self.dropped += dropped_rows(self.step, episodes, reasons)
-        self.ready[generation.batch] = [episode.trajectory for episode in selection.kept]
-        return rollout_figures(episodes, rounds)
 
-    def _sample(self, generation: Generation) -> tuple[list[list[RolloutResult]], Selection]:
-        """Wait for the groups of a batch and, with dynamic sampling, for those that replace groups without spread.
-
-        The weights that are served do not change meanwhile, so a replacement has the lag of what it replaces. If no
-        group at all has spread, the first ones are trained on as they are: the step then has no gradient.
-        """
-        left = self.config.batch.max_replacements
-        dynamic = left > 0
-        rounds: list[list[RolloutResult]] = [self._wait(generation.refs)]
-        selection = select_groups(rounds[0], dynamic)
-        while (missing := min(self.config.batch.num_prompts - selection.num_kept_groups, left)) > 0:
-            left -= missing
-            rounds.append(self._wait(self._issue(missing)))
-            selection = select_groups([result for results in rounds for result in results], dynamic)
-        return rounds, selection if selection.kept else keep_without_spread(selection, rounds[0])
-
-    def _check_lag(self, batch: list[Trajectory]) -> None:
-        """Lag is a promise: every sampled token carries the version that the schedule says."""
-        promised = self.schedule.version(self.step)
-        for trajectory in batch:
-            versions = trajectory.policy_versions[trajectory.loss_mask]
-            assert (versions == promised).all(), (
-                f"step {self.step}: episode {trajectory.episode_id} was sampled at versions "
-                f"{sorted(set(versions.tolist()))}, the schedule promised {promised}"
-            )
+    def _check_ledger(self) -> None:
+        """Nothing is lost silently: what the ledger has in flight is what this loop holds."""
+        lost = self.directory.ledger.in_flight ^ self.in_flight()
+        assert not lost, f"groups {sorted(lost)} are lost or counted twice"
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """The trainer writes the new version; when the interval is over, engines load it. Returns seconds of each."""
+        """The trainer writes the new version; when it is due, engines load it. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
-        self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
+        self._trained([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
         times = {"publish_s": time.monotonic() - started}
-        if self.schedule.served(policy_version) == policy_version:
+        if self._is_served(policy_version):
             started = time.monotonic()
             self._serve(policy_version)
             times["update_weights_s"] = time.monotonic() - started
@@ -179,9 +114,12 @@ class Controller:
             channel.retire(policy_version - 1)
         return times
 
+    def _is_served(self, policy_version: int) -> bool:
+        """Whether engines get this version."""
+        return True
+
     def _serve(self, policy_version: int) -> None:
-        path = str(self.stages.channel.path(policy_version))
-        self._wait([worker.update_weights.remote(path, policy_version) for worker in self.stages.workers])
+        self.stages.workers.serve(str(self.stages.channel.path(policy_version)), policy_version)
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
@@ -199,27 +137,26 @@ class Controller:
             self._serve(self.served)
         return {**figures, "eval_s": time.monotonic() - started}
 
-    def _start_evaluation(self) -> list[Any]:
+    def _start_evaluation(self) -> list[Call]:
         return start_evaluation(self.config, self.stages.eval_prompts, self.stages.workers)
 
-    def _collect_evaluation(self, refs: list[Any] | None) -> dict[str, Any]:
+    def _collect_evaluation(self, calls: list[Call] | None) -> dict[str, Any]:
         """Wait for an evaluation of version `step`; write its rows. `eval_s`: seconds that the step waited for it."""
-        if refs is None:
+        if calls is None:
             return {}
         started = time.monotonic()
-        evaluation = collect_evaluation(self.config, self.step, self._wait(refs))
+        evaluation = collect_evaluation(self.config, self.step, self._results(calls))
         self.directory.write_evaluation(self.step, evaluation.rows)
         return {**evaluation.figures, "eval_s": time.monotonic() - started}
 
     def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
         ledger = self.directory.ledger
-        trained = sorted({trajectory.group_id for trajectory in batch})
-        ledger.record("trained", self.step, trained)
-        waiting = {t.group_id for trajectories in self.ready.values() for t in trajectories}
-        assert ledger.in_flight == waiting, f"groups {ledger.in_flight ^ waiting} are lost or counted twice"
+        ledger.record("trained", self.step, sorted({trajectory.group_id for trajectory in batch}))
+        self._check_ledger()
         rows, self.dropped = [*training_rows(self.step, batch, result), *self.dropped], []
         self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
+        row |= seconds_figures(row | result.metrics, wall_s, self.stages.workers.seconds(wall_s))
         row = metrics_row(self.step, row, batch, result, wall_s) | {
             f"groups/{fate}": count for fate, count in ledger.counts().items()
         }
@@ -232,13 +169,20 @@ class Controller:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the version just made, with the older weights that are still being served."""
+        """Write a checkpoint of the version just made, with the older weights that are still being served.
+
+        The disk has all of it, and the ledger, before it gets its name: what has the name can be resumed.
+        """
+        self._check_ledger()
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        self._wait([self.stages.trainer.save.remote(str(temporary))])
+        self._trained([self.stages.trainer.save.remote(str(temporary))])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
-        queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
-        RunState(step=self.step, queue=queue, ramps=self.schedule.ramps).save(temporary)
+        self.state(temporary).save(temporary)
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        self.directory.ledger.sync()
         self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
 
     def _finish(self) -> None:
@@ -248,19 +192,38 @@ class Controller:
             self.directory.write_metrics(row)
             self.on_row(row)
 
-    def _wait(self, refs: list[Any]) -> list[Any]:
-        return wait_for(refs, self.stages.check_tool_server)
+    def _trained(self, refs: list[Any]) -> list[Any]:
+        """Results of calls to the trainer. Raises `TrainerDiedError` if it has."""
+        while refs and len(ray.wait(refs, num_returns=len(refs), timeout=1.0)[1]):
+            self.stages.check_tool_server()
+        return trainer_results(refs)
+
+    def _results(self, calls: list[Call]) -> list[RolloutResult]:
+        return results_of(self.stages.workers, calls, self.stages.check_tool_server)
 
 
-def wait_for(refs: list[Any], check_tool_server: Callable[[], None]) -> list[Any]:
-    """Results of Ray calls, in order, while keeping an eye on the tool server.
+def trainer_results(refs: list[Any]) -> list[Any]:
+    """What ended calls to the trainer returned. Raises `TrainerDiedError` if it has."""
+    try:
+        return list(ray.get(refs))
+    except RayActorError as death:
+        raise TrainerDiedError(str(death).strip().splitlines()[0]) from death
+
+
+def results_of(workers: WorkerPool, calls: list[Call], check_tool_server: Callable[[], None]) -> list[RolloutResult]:
+    """Results of calls, in order, while keeping an eye on the tool server.
 
     Raises what a call raised, and at once: not after the slowest worker.
     """
-    results: dict[Any, Any] = {}
-    pending = list(refs)
-    while pending:
-        done, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
-        results |= {ref: ray.get(ref) for ref in done}
+    results: dict[Call, RolloutResult] = {}
+    while len(results) < len(calls):
+        for call in workers.ended([call for call in calls if call not in results]):
+            if (result := workers.result(call)) is not None:
+                results[call] = result
         check_tool_server()
-    return [results[ref] for ref in refs]
+    return [results[call] for call in calls]
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

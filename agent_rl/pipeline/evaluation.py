@@ -1,6 +1,6 @@
 """Held-out evaluation through the same workers, episodes and scorer as training."""
 
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,10 @@ from agent_rl import facts
 from agent_rl.analysis.scores import per_problem
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
+from agent_rl.pipeline.workers import Call, WorkerPool
 from agent_rl.rollout.episode import EpisodeTask
-from agent_rl.rollout.worker import RolloutResult, split_tasks
+from agent_rl.rollout.worker import RolloutResult
 from agent_rl.verifier.normal import normalise
-
-Wait = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Evaluation:
     figures: dict[str, Any]
 
 
-def start_evaluation(config: RunConfig, prompts: PromptSource, workers: list[Any]) -> list[Any]:
-    """Start `eval.num_samples` episodes of each of the first `eval.num_prompts` prompts; one reference a worker.
+def start_evaluation(config: RunConfig, prompts: PromptSource, workers: WorkerPool) -> list[Call]:
+    """Start `eval.num_samples` episodes of each of the first `eval.num_prompts` prompts; one call a worker.
 
     The seeds are the same at every evaluation of a run, so two versions differ by their weights alone.
     """
@@ -38,7 +37,7 @@ def start_evaluation(config: RunConfig, prompts: PromptSource, workers: list[Any
         for prompt in [prompts.prompt(index)]
         for sample in range(samples)
     ]
-    return split_tasks(workers, tasks)
+    return workers.deal(tasks)
 
 
 def collect_evaluation(config: RunConfig, policy_version: int, results: list[RolloutResult]) -> Evaluation:

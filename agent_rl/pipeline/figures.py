@@ -61,9 +61,8 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
     ]
 
 
-def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) -> list[dict[str, Any]]:
+def dropped_rows(step: int, trajectories: list[Trajectory], reasons: dict[int, str]) -> list[dict[str, Any]]:
     """Rows of training facts for finished episodes that are not trained on: dropped with their group, or masked."""
-    lost = [e.trajectory for e in episodes if e.trajectory.group_id in reasons or e.trajectory.mask_reason is not None]
     return [
         {
             "step": step,
@@ -72,8 +71,26 @@ def dropped_rows(step: int, episodes: list[Episode], reasons: dict[int, str]) ->
             "fate": "dropped" if trajectory.group_id in reasons else "masked",
             "reason": reasons.get(trajectory.group_id, trajectory.mask_reason),
         }
-        for trajectory in lost
+        for trajectory in trajectories
+        if trajectory.group_id in reasons or trajectory.mask_reason is not None
     ]
+
+
+def seconds_figures(row: dict[str, Any], wall_s: float, workers: list[dict[str, float] | None]) -> dict[str, float]:
+    """`seconds/<worker>/<state>` and `seconds/trainer/<state>`: where the `wall_s` of a step went, each to its sum.
+
+    `row` has `train_s`, `publish_s` and `wait_s`, how long the step waited for rollouts: the trainer's `queue` is what
+    of that it had nothing to do. `workers`: what each said of the step, None if it did not.
+    """
+    train, push = row.get("train_s", 0.0), row.get("publish_s", 0.0)
+    queue = min(row.get("wait_s", 0.0), max(wall_s - train - push, 0.0))
+    trainer = {"train": train, "push": push, "queue": queue, "idle": wall_s - train - push - queue}
+    found = {f"worker_{place}": seconds for place, seconds in enumerate(workers) if seconds is not None}
+    return {
+        f"seconds/{who}/{state}": value
+        for who, states in {**found, "trainer": trainer}.items()
+        for state, value in states.items()
+    }
 
 
 def metrics_row(

@@ -1,26 +1,31 @@
 """Every prompt group has a fate: issued = trained + dropped(reason) + in flight, at any instant."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
+
+from agent_rl.pipeline.jsonl import read_jsonl, rewrite_jsonl
 
 
 class Ledger:
     """Counts groups and appends every event to a JSONL file, one object a line.
 
     `record` raises `ValueError` on an event that the group's past forbids: a group is issued once and
-    then either trained or dropped, once.
+    then either trained or dropped, once. Opening a file cuts a last line that a crash tore off.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.issued: set[int] = set()
+        self.in_flight: set[int] = set()
         self.trained: set[int] = set()
         self.dropped: dict[int, str] = {}
         self.num_reissued = 0
-        if path.is_file():
-            for line in path.read_text().splitlines():
-                self._apply(**json.loads(line))
+        entries = read_jsonl(path)
+        for entry in entries:
+            self._apply(**entry)
+        rewrite_jsonl(path, entries)
 
     def record(
         self,
@@ -42,6 +47,11 @@ class Ledger:
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
+    def sync(self) -> None:
+        """Wait until the disk has every event: a checkpoint must not be newer than its ledger."""
+        with self._path.open("a") as file:
+            os.fsync(file.fileno())
+
     def _apply(
         self, event: str, step: int, group_ids: list[int], reason: str | None, count: int, message: str | None = None
     ) -> None:
@@ -50,21 +60,24 @@ class Ledger:
             if known := groups & self.issued:
                 raise ValueError(f"groups {sorted(known)} are issued a second time")
             self.issued |= groups
+            self.in_flight |= groups
         elif event == "reissued":
             self.num_reissued += count
         elif event in ("trained", "dropped"):
             if strangers := groups - self.in_flight:
                 raise ValueError(f"groups {sorted(strangers)} are {event} but not in flight")
+            self.in_flight -= groups
             if event == "trained":
                 self.trained |= groups
             else:
                 self.dropped |= dict.fromkeys(groups, reason or "unknown")
         else:
             raise ValueError(f"no ledger event {event!r}; there are issued, reissued, trained, dropped")
+        self._check_sum()
 
-    @property
-    def in_flight(self) -> set[int]:
-        return self.issued - self.trained - self.dropped.keys()
+    def _check_sum(self) -> None:
+        fates = len(self.trained) + len(self.dropped) + len(self.in_flight)
+        assert len(self.issued) == fates, f"{len(self.issued)} groups are issued, but {fates} have a fate"
 
     def counts(self) -> dict[str, int]:
         """Numbers of groups by fate; `dropped/<reason>` for each reason, and episodes issued again."""
@@ -81,6 +94,4 @@ class Ledger:
 
 def truncate_ledger(path: Path, step: int) -> None:
     """Forget the events of step `step` and later."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    kept = [line for line in lines if json.loads(line)["step"] < step]
-    path.write_text("".join(line + "\n" for line in kept))
+    rewrite_jsonl(path, [entry for entry in read_jsonl(path) if entry["step"] < step])

@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_rl import facts
 from agent_rl.config import RunConfig, dump
+from agent_rl.pipeline.jsonl import read_jsonl, rewrite_jsonl
 from agent_rl.pipeline.ledger import Ledger, truncate_ledger
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Trajectory
@@ -54,11 +55,14 @@ class RunDirectory:
         facts.truncate(self.mismatch, step)
         facts.truncate(self.evaluations, step)
         truncate_ledger(self.path / "ledger.jsonl", step)
-        rows = read_metrics(self.path)
-        self.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] < step))
+        rewrite_jsonl(self.metrics, [row for row in read_metrics(self.path) if row["step"] < step])
+        for unfinished in self.checkpoints.glob("*.tmp"):
+            shutil.rmtree(unfinished)
 
     def write_rollouts(self, batch: int, episodes: list[Episode]) -> None:
-        rows = [facts.rollout_row(batch, episode) for episode in episodes]
+        self.write_rollout_rows(batch, [facts.rollout_row(batch, episode) for episode in episodes])
+
+    def write_rollout_rows(self, batch: int, rows: list[dict[str, Any]]) -> None:
         facts.write_part(self.rollout_facts, batch, rows, facts.ROLLOUT_FACTS)
 
     def read_queued(self, batch: int) -> list[Trajectory]:
@@ -110,8 +114,7 @@ def _summary_writer(folder: Path, step: int) -> Any:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl, in order."""
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return read_jsonl(run / "metrics.jsonl")
 
 
 def list_checkpoints(run: Path) -> list[Path]:

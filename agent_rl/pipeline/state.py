@@ -16,6 +16,10 @@ class RunState(Settings):
     """Optimizer steps done."""
     queue: dict[int, list[int]] = {}  # noqa: RUF012
     """Batches that are sampled and wait to be trained, without a gap from `step` on: their groups."""
+    versions: dict[int, int] = {}  # noqa: RUF012
+    """Of `fully_async`: the groups that are issued and not trained, with the policy version at their issue."""
+    arrived: list[int] = []  # noqa: RUF012
+    """Those of `versions` that are sampled, in the order of their arrival. The others are issued again."""
     ramps: tuple[tuple[int, int], ...] = ((0, 0),)
     """See `Schedule.ramps`."""
 

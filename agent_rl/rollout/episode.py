@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from agent_rl.records import (
@@ -16,6 +16,7 @@ from agent_rl.records import (
     Turn,
 )
 from agent_rl.rewards.base import FinishedEpisode, Reward, RewardError, Score
+from agent_rl.rollout.activity import GENERATE, QUEUE, SCORE, TOOL, Activity
 from agent_rl.rollout.config import RolloutConfig, SamplingConfig, TruncatedConfig
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.renderer import Renderer
@@ -61,6 +62,8 @@ class EpisodeParts:
     reward: Reward
     make_tools: Callable[[], dict[str, Tool]]
     routing_replay: bool = False
+    activity: Activity = field(default_factory=Activity)
+    """Told what each episode goes on to."""
 
 
 async def no_wait() -> None:
@@ -83,6 +86,7 @@ async def run_episode(
         for tool in tools.values():
             await tool.close()
         parts.engine.release(task.sequence_id)
+    parts.activity.at(task, SCORE, len(turns) - 1)
     return await _finish(task, parts, turns, stop, builder)  # the sessions are gone: nothing of the policy's runs on
 
 
@@ -101,7 +105,9 @@ async def _drive(
         elif time.monotonic() - started > parts.config.deadline_s:
             stop = StopReason.DEADLINE
         else:
+            parts.activity.at(task, QUEUE, turn_id)
             await before_turn()
+            parts.activity.at(task, GENERATE, turn_id)
             generating = time.monotonic()
             routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
             completion = await parts.engine.generate(task.sequence_id, builder.token_ids, params, routed_from)
@@ -111,6 +117,8 @@ async def _drive(
             builder.append(completion.token_ids, turn_id, completion)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
+            if not stop:
+                parts.activity.at(task, TOOL, turn_id, calls)
             results = () if stop else tuple([await answer(call, tools, parts.renderer) for call in calls])
             timings = {"generate_s": generated - generating, "tool_s": time.monotonic() - generated}
             turns.append(Turn(turn_id, forced, completion, calls, results, **timings))

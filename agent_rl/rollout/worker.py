@@ -5,16 +5,18 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Episode
 from agent_rl.rewards.base import RewardError
+from agent_rl.rollout.activity import QUEUE, Activity, WorkerStatus
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, no_wait, run_episode
+from agent_rl.rollout.live_engine import LiveEngine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
+from agent_rl.stacks import dump_on_signal
 from sandbox.base import SandboxError
 from sandbox.client import SandboxClient
 from tools.base import Tool, ToolError
@@ -53,14 +55,16 @@ class RolloutWorker:
         self.config, self.waves = config, waves
         # Shared by the lists of tasks that run at once: an evaluation beside the rollouts of training.
         self.slots = asyncio.Semaphore(rollout.max_concurrent_episodes)
+        self.activity = Activity()
         self.sandbox = SandboxClient(tool_server, token)
-        self.engine = registry.build(
+        engine = registry.build(
             "engine",
             rollout.engine,
             model_path=str(directory),
             worker_index=index,
             report_routing=config.routing_replay,
         )
+        self.engine = LiveEngine(engine, getattr(config.pipeline, "update", "in_flight"))
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,
@@ -69,6 +73,7 @@ class RolloutWorker:
             reward=registry.build("reward", config.reward),
             make_tools=self._make_tools,
             routing_replay=config.routing_replay,
+            activity=self.activity,
         )
 
     def _make_tools(self) -> dict[str, Tool]:
@@ -102,10 +107,12 @@ class RolloutWorker:
 
     async def _run_one(self, task: EpisodeTask, gate: WaveGate | None, result: RolloutResult) -> None:
         before_turn: Callable[[], Awaitable[None]] = partial(gate.wait, task.episode_id) if gate else no_wait
+        self.activity.at(task, QUEUE)
         try:
             async with self.slots:
                 await self._attempts(task, before_turn, result)
         finally:
+            self.activity.leave(task)
             if gate:
                 gate.leave(task.episode_id)
 
@@ -114,7 +121,7 @@ class RolloutWorker:
     ) -> None:
         """The episode boundary, where failures are caught: the task is issued again, or given up."""
         error: Exception | None = None
-        for attempt in range(self.config.rollout.max_attempts):
+        for attempt in range(task.attempt, task.attempt + self.config.rollout.max_attempts):
             result.num_reissued += attempt > 0
             try:
                 episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
@@ -145,16 +152,22 @@ class RolloutWorker:
                 await asyncio.sleep(0.5)
 
     async def update_weights(self, path: str, policy_version: int) -> None:
-        await self.engine.update_weights(path, policy_version)
+        with self.activity.pushing():
+            await self.engine.update_weights(path, policy_version)
+
+    async def seconds(self, begin: float, end: float) -> dict[str, float]:
+        """Where the worker's seconds went between two times of `time.time`; see `Activity.seconds`."""
+        return self.activity.seconds(begin, end)
+
+    async def status(self) -> WorkerStatus:
+        """What the worker's episodes are doing now."""
+        return self.activity.status()
+
+    async def dump_stacks_to(self, path: str) -> tuple[str, int]:
+        """See `agent_rl.stacks`; works where the event loop hangs, since a signal asks for the dump."""
+        return dump_on_signal(path)
 
     async def close(self) -> None:
         await self.parts.reward.close()
         await self.engine.close()
         await self.sandbox.aclose()
-
-
-def split_tasks(workers: list[Any], tasks: list[EpisodeTask]) -> list[Any]:
-    """Deal tasks out to workers in equal runs and start them; one reference a worker."""
-    bounds = [round(i * len(tasks) / len(workers)) for i in range(len(workers) + 1)]
-    spans = zip(workers, bounds, bounds[1:], strict=False)
-    return [worker.run.remote(tasks[first:last]) for worker, first, last in spans]

@@ -6,6 +6,7 @@ from pathlib import Path
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Trajectory
+from agent_rl.stacks import dump_on_signal
 from agent_rl.trainer.base import TrainEngine, TrainResult
 
 _FULL_BYTES = 32 << 20
@@ -40,3 +41,11 @@ class TrainWorker:
 
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))
+
+    def is_idle(self) -> bool:
+        """True, once what the trainer was asked for before is done."""
+        return True
+
+    def dump_stacks_to(self, path: str) -> tuple[str, int]:
+        """See `agent_rl.stacks`."""
+        return dump_on_signal(path)

@@ -38,6 +38,13 @@ class Engine(Protocol):
         """
         ...
 
+    def interrupt(self) -> None:
+        """End every request that has sampled a token now: its `generate` returns what there is, with `ABORT`.
+
+        Its sequence is kept, so that a further `generate` goes on from there; other requests stay.
+        """
+        ...
+
     def release(self, sequence_id: int) -> None:
         """Forget a sequence; a request that it still has is cancelled."""
         ...

@@ -144,6 +144,12 @@ class EmbeddedEngine(PartBase):
         elif request in self._queue:
             self._queue.remove(request)
 
+    def interrupt(self) -> None:
+        """Hand out what running requests have sampled, with `FinishReason.ABORT`; those without a token run on."""
+        for request in list(self._running.values()):
+            if self._slots.length[request.slot] > len(request.token_ids):
+                self._finish(request, FinishReason.ABORT)
+
     def release(self, sequence_id: int) -> None:
         """Free the slot of a sequence; a request it still has is cancelled."""
         for request in [r for r in self._requests() if r.sequence_id == sequence_id]:

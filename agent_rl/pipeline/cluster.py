@@ -1,0 +1,128 @@
+"""Which Ray a run uses, and where in it the trainer and the rollout workers stand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agent_rl.config import RunConfig
+
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Options for a run's actors. Without a group, of a Ray of the run's own, they stand anywhere."""
+
+    worker_gpus: float = 0.0
+    trainer_gpus: float = 0.0
+    group: Any = None
+    first_worker: int = 0
+    """Bundle of worker 0; the trainer, where there is one, has the bundle before it."""
+
+    def trainer(self) -> dict[str, Any]:
+        return self._options(self.first_worker - 1, self.trainer_gpus)
+
+    def worker(self, place: int) -> dict[str, Any]:
+        return self._options(self.first_worker + place, self.worker_gpus)
+
+    def _options(self, bundle: int, gpus: float) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus}
+        if self.group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=self.group, placement_group_bundle_index=bundle
+            )
+        return options
+
+
+@contextmanager
+def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
+    """The cluster at `ray.address` with places reserved there, or a Ray of this run's own on this machine."""
+    num_actors = config.rollout.num_workers + with_trainer
+    gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus)
+    if config.ray.address is None:
+        with local_ray(num_actors):
+            yield gpus
+        return
+    with _joined(config.ray.address):
+        group = _reserve(config, with_trainer)
+        try:
+            yield Placement(gpus.worker_gpus, gpus.trainer_gpus, group, int(with_trainer))
+        finally:
+            remove_placement_group(group)
+
+
+def _reserve(config: RunConfig, with_trainer: bool) -> Any:
+    """Reserve a place for each actor. Raises `ValueError` if the cluster has no room, or weights cannot get there."""
+    workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(config.rollout.num_workers)]
+    wanted = [{"CPU": 1.0, "GPU": config.ray.trainer_gpus}] * with_trainer + workers
+    bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in wanted]
+    group = placement_group(bundles, strategy=config.ray.placement.upper())
+    if not group.wait(timeout_seconds=config.ray.patience_s):
+        free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+        remove_placement_group(group)
+        raise ValueError(
+            f"the Ray cluster has no room for {len(bundles)} actors placed {config.ray.placement} after "
+            f"{config.ray.patience_s:g} s; free are {free}; add nodes, lower rollout.num_workers or change "
+            "ray.placement"
+        )
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    used = {hosts.get(node, node) for node in placement_group_table(group)["bundles_to_node_id"].values()}
+    if len(used) > 1 and config.weights.type == "shared_memory":
+        remove_placement_group(group)
+        raise ValueError(
+            f"weights.type shared_memory reaches one machine, but the run is placed on {', '.join(sorted(used))}; "
+            "use weights: {type: disk, directory: …} on a disk that all of them see"
+        )
+    return group
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level="error",
+            runtime_env={"env_vars": _ENVIRONMENT},
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"no Ray cluster could be joined at ray.address {address!r} ({reason}); "
+            "start one with `ray start --head`, or set ray.address to null"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def local_ray(num_actors: int) -> Iterator[None]:
+    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each.
+
+    Where a Ray is up already, as in a notebook, that one is used and left up.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(
+        address="local",  # not a cluster that RAY_ADDRESS or an earlier `ray start` names
+        num_cpus=num_actors,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env={"env_vars": _ENVIRONMENT},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,212 @@
+"""The loop of the fully asynchronous regime: groups are sampled without a pause, weights arrive while they are."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_rl import facts
+from agent_rl.config import RunConfig
+from agent_rl.pipeline.controller import Controller, OnRow, Stages, trainer_results
+from agent_rl.pipeline.figures import dropped_rows, rollout_figures
+from agent_rl.pipeline.pacing import Pacing
+from agent_rl.pipeline.run_directory import RunDirectory
+from agent_rl.pipeline.selection import NO_SPREAD, Selection, select_groups, sorted_episodes
+from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.workers import Call
+from agent_rl.records import Trajectory
+from agent_rl.rollout.worker import RolloutResult
+
+OVERDUE = "overdue"
+QUEUE_FILE = "queue.parquet"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A sampled group that waits to be trained: its trajectories, and its rows of rollout facts."""
+
+    trajectories: list[Trajectory]
+    rows: list[dict[str, Any]]
+
+
+class ContinuousController(Controller):
+    """Keeps groups in flight at the workers and trains on whole groups as they arrive, as `pacing` allows."""
+
+    def __init__(
+        self, config: RunConfig, pacing: Pacing, stages: Stages, directory: RunDirectory, on_row: OnRow
+    ) -> None:
+        super().__init__(config, stages, directory, on_row, directory.state.step)
+        self.pacing = pacing
+        self.versions: dict[int, int] = {}
+        """Issue version of every group in flight or queued."""
+        self.calls: dict[int, Call] = {}
+        """Groups in flight."""
+        self.queue: dict[int, Group] = {}
+        """Groups that have arrived, in that order."""
+        self.training: list[int] = []
+        """Groups that the trainer has."""
+        self.results: list[RolloutResult] = []
+        """What arrived since the last step."""
+        self.rows: list[dict[str, Any]] = []
+        """Rollout facts of the step's groups and of those dropped since the last one."""
+        self.replacements = 0
+        self.failures = 0
+
+    def run(self) -> None:
+        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
+
+        At step i: wait until the groups that step i must train on, and enough others, have arrived; train on them
+        while further groups are issued and arrive; then push version i + 1 to the engines, which go on with their
+        episodes. An evaluation that is due runs beside; the push waits for it.
+        """
+        self._restore()
+        while self.step < self.config.num_steps and not self.stop_requested:
+            started = time.monotonic()
+            evaluation = self._start_evaluation() if self._evaluation_is_due() else None
+            batch = self._take_batch()
+            waited_s = time.monotonic() - started
+            result = self._train(batch)
+            row = self._collect_evaluation(evaluation)
+            row |= self._broadcast(self.step + 1)
+            self._record(row | self._figures(waited_s), batch, result, started)
+            self.step += 1
+            self._checkpoint_if_due()
+        if self.step == self.config.num_steps:
+            self._finish()
+
+    def in_flight(self) -> set[int]:
+        return self.versions.keys() | set(self.training)
+
+    def _take_batch(self) -> list[Trajectory]:
+        """Issue and collect groups until the step's own have arrived; drop what is overdue; by group id."""
+        self.replacements = self.config.batch.max_replacements
+        while (chosen := self.pacing.choose(self.step, self.versions, list(self.queue))) is None:
+            self._pump([])
+        late = self.pacing.overdue(self.step, self.versions, chosen)
+        self._abort(late)
+        groups = [self.queue.pop(group_id) for group_id in chosen]
+        for group_id in chosen:
+            del self.versions[group_id]
+        self.training = chosen
+        self.rows += [row | {"batch": self.step} for group in groups for row in group.rows]
+        batch = [trajectory for group in groups for trajectory in group.trajectories]
+        self._check_lag(batch)
+        return batch
+
+    def _train(self, batch: list[Trajectory]) -> Any:
+        """One optimizer step, while groups are issued and arrive."""
+        training = self.stages.trainer.train.remote(batch, self.step)
+        while not self._pump([training]):
+            pass
+        return trainer_results([training])[0]
+
+    def _pump(self, others: list[Any]) -> bool:
+        """Issue what there is room for and collect what arrives in a second. Whether all of `others` have ended."""
+        self._admit()
+        ended = self.stages.workers.ended(list(self.calls.values()), others)
+        for group_id in [group_id for group_id, call in self.calls.items() if call in ended]:
+            if (result := self.stages.workers.result(self.calls[group_id])) is not None:
+                self._arrive(group_id, result)
+        self._check_ledger()
+        self.stages.check_tool_server()
+        return self.stages.workers.have_ended(others)
+
+    def _admit(self) -> None:
+        """Issue groups as the lag, the queue and the steps left allow, each to the worker with the fewest."""
+        ledger = self.directory.ledger
+        num_issued = len(ledger.issued) - len(ledger.dropped)
+        if room := self.pacing.room(self.served, num_issued, len(self.versions)):
+            for group_id in self._issue_groups(room):
+                self._start(group_id, self.served)
+
+    def _start(self, group_id: int, version: int) -> None:
+        busy = [call.place for call in self.calls.values()]
+        place = min(range(self.stages.workers.size), key=busy.count)
+        self.versions[group_id] = version
+        self.calls[group_id] = self.stages.workers.submit(self._group_tasks(group_id), place)
+
+    def _arrive(self, group_id: int, result: RolloutResult) -> None:
+        """Queue a group, or drop it where it cannot be trained on."""
+        del self.calls[group_id]
+        selection = self._select(result)
+        episodes = sorted_episodes([result])
+        self._count_reissued([result])
+        self._drop(selection.dropped)
+        reasons = {group: reason for group, (reason, _) in selection.dropped.items()}
+        self.dropped += dropped_rows(self.step, [episode.trajectory for episode in episodes], reasons)
+        self.results.append(result)
+        rows = [facts.rollout_row(self.step, episode) for episode in episodes]
+        if selection.dropped:
+            del self.versions[group_id]
+            self.rows += rows
+        else:
+            self.queue[group_id] = Group([episode.trajectory for episode in selection.kept], rows)
+
+    def _select(self, result: RolloutResult) -> Selection:
+        """A group without spread is replaced while the step has replacements left. Raises if none arrives whole."""
+        selection = select_groups([result], drop_without_spread=self.replacements > 0)
+        reasons = {reason for reason, _ in selection.dropped.values()}
+        self.replacements -= NO_SPREAD in reasons
+        self.failures = 0 if selection.num_whole else self.failures + 1
+        if self.failures >= max(self.config.batch.num_prompts, 2):
+            _, message = next(iter(selection.dropped.values()))
+            raise ValueError(f"the last {self.failures} groups could not be sampled: {message}")
+        return selection
+
+    def _abort(self, late: list[int]) -> None:
+        """Drop groups that would be too old at the next step."""
+        for group_id in late:
+            if call := self.calls.pop(group_id, None):
+                self.stages.workers.cancel(call)
+            if group := self.queue.pop(group_id, None):
+                self.rows += group.rows
+                self.dropped += dropped_rows(self.step, group.trajectories, {group_id: OVERDUE})
+            version = self.versions.pop(group_id)
+            self._drop({group_id: (OVERDUE, f"issued at version {version}, not trained by step {self.step}")})
+
+    def _check_lag(self, batch: list[Trajectory]) -> None:
+        """`max_lag` is a promise, checked on the recorded version of every sampled token."""
+        for trajectory in batch:
+            lag = self.step - trajectory.policy_versions[trajectory.loss_mask]
+            assert ((lag >= 0) & (lag <= self.pacing.max_lag)).all(), (
+                f"step {self.step}: episode {trajectory.episode_id} has tokens of lag {np.unique(lag).tolist()}, "
+                f"the bound is {self.pacing.max_lag}"
+            )
+
+    def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
+        self.directory.write_rollout_rows(self.step, sorted(self.rows, key=lambda row: row["episode_id"]))
+        self.rows, self.training = [], []
+        super()._record(row, batch, result, started)
+
+    def _figures(self, waited_s: float) -> dict[str, Any]:
+        """`wait_s`: how long the trainer waited for its groups. The rest is over what arrived during the step."""
+        results, self.results = self.results, []
+        episodes = sorted_episodes(results)
+        sampled = rollout_figures(episodes, [results]) if episodes else {}
+        return {**sampled, "wait_s": waited_s, "num_queued": len(self.queue), "num_sampling": len(self.calls)}
+
+    def state(self, checkpoint: Path) -> RunState:
+        rows = [row for group in self.queue.values() for row in group.rows]
+        facts.write_rows(checkpoint / QUEUE_FILE, rows, facts.ROLLOUT_FACTS)
+        return RunState(step=self.step, versions=self.versions, arrived=list(self.queue))
+
+    def _restore(self) -> None:
+        """Take up the checkpoint's groups: those that had arrived are read, the others issued again."""
+        state = self.directory.state
+        if not state.versions:
+            return
+        rows = facts.read_rows(self.directory.checkpoint(state.step) / QUEUE_FILE)
+        for group_id in state.arrived:
+            own = [row for row in rows if row["group_id"] == group_id]
+            found = [facts.trajectory(row) for row in own]
+            self.queue[group_id] = Group([t for t in found if t.mask_reason is None], own)
+        self.versions = {group_id: state.versions[group_id] for group_id in state.arrived}
+        again = [group_id for group_id in state.versions if group_id not in self.queue]
+        for group_id in again:
+            self._start(group_id, state.versions[group_id])
+        if again:
+            count = len(again) * self.config.batch.group_size
+            self.directory.ledger.record("reissued", self.step, [], count=count)
+        self._check_ledger()
