@@ -156,13 +156,15 @@ class RecordedBatch:
         """Those of the policy that the run began with, if its KL reads them."""
         if not self.config.objective.kl.coefficient:
             return None
-        engine = TorchEngine(self.config.trainer, str(model_directory(self.config.model.path)), ObjectiveConfig())
+        engine = TorchEngine(
+            self.config.trainer.in_one_process(), str(model_directory(self.config.model.path)), ObjectiveConfig()
+        )
         return list(engine.logprobs(trajectories))
 
 
 def _model(config: RunConfig, checkpoint: Path) -> Any:
     """The policy as the trainer holds it."""
-    return TorchEngine(config.trainer, str(checkpoint), ObjectiveConfig()).model
+    return TorchEngine(config.trainer.in_one_process(), str(checkpoint), ObjectiveConfig()).model
 
 
 def _checkpoint(run: Path, step: int) -> Path:

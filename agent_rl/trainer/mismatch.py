@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from agent_rl.objective.bound import bound_table
 from agent_rl.objective.diagnostics import StepTokens, mismatch_table
 from agent_rl.objective.loss import LossOutput, StepContext
 from agent_rl.objective.metrics import turn_rows
+from agent_rl.objective.quantile import Reduce
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.trainer.token_logprobs import TokenLogprobs
 
@@ -40,29 +41,62 @@ def step_tokens(
     )
 
 
+def join_tokens(parts: Sequence[StepTokens]) -> StepTokens:
+    """The tokens of all ranks; they have the same columns."""
+    assert parts
+    columns = {
+        name: None if value is None else [vars(part)[name] for part in parts] for name, value in vars(parts[0]).items()
+    }
+    return StepTokens(**{name: None if each is None else torch.cat(each) for name, each in columns.items()})
+
+
 def reference_rows(
-    batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], step: StepContext
+    batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], step: StepContext, reduce: Reduce | None = None
 ) -> list[dict[str, Any]]:
     """Rows of mismatch.parquet with `part` reference: what a turn-conditioned clip compared each turn with."""
-    rows = [dict(row) for row in turn_rows(batches, outputs, step)]
+    rows = [dict(row) for row in turn_rows(batches, outputs, step, reduce)]
     nowhere = {"part": "reference", "scope": "turn", "lag": -1, "num_turns": -1}
     return [{**nowhere, "turn": row.pop("bucket"), **row, "fallback": float(row["fallback"])} for row in rows]
 
 
-def bound_rows(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """The audit of the improvement bound over all episodes of a step, as `objective.bound.bound_table` has it."""
-    counts = [len(b.cu_seqlens) - 1 for b in batches]
+class BoundTokens(NamedTuple):
+    """What the audit of the bound reads of n sampled tokens: log_ratio float [n], turn_ids and episodes int64 [n], the
+    latter from 0 to num_episodes - 1, off_support float [n] or None where no kept set is recorded."""
+
+    log_ratio: Tensor
+    turn_ids: Tensor
+    episodes: Tensor
+    num_episodes: int
+    off_support: Tensor | None
+
+
+def bound_tokens(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> BoundTokens:
+    """Those of a rank; dummies, whose trajectory is -1, are no episodes and have no sampled token."""
+    counts = [int((b.trajectory_ids[b.cu_seqlens[:-1].long()] >= 0).sum()) for b in batches]
     first = [sum(counts[:i]) for i in range(len(counts))]
     off_support = [
         torch.zeros(len(b)) if f.off_support is None else f.off_support for b, f in zip(batches, found, strict=True)
     ]
     recorded = any(f.off_support is not None for f in found)
-    return bound_table(
+    return BoundTokens(
         torch.cat([(f.logprobs - b.behavior_logprobs)[b.active.index] for b, f in zip(batches, found, strict=True)]),
         torch.cat([b.active.turn_ids for b in batches]),
         torch.cat([b.active.sequence + offset for b, offset in zip(batches, first, strict=True)]),
         sum(counts),
         torch.cat([k[b.active.index] for b, k in zip(batches, off_support, strict=True)]) if recorded else None,
+    )
+
+
+def bound_rows(shares: Sequence[BoundTokens]) -> list[dict[str, Any]]:
+    """The audit of the improvement bound over all episodes of a step, as `objective.bound.bound_table` has it."""
+    first = [sum(share.num_episodes for share in shares[:i]) for i in range(len(shares))]
+    off_support = [torch.zeros_like(s.log_ratio) if s.off_support is None else s.off_support for s in shares]
+    return bound_table(
+        torch.cat([share.log_ratio for share in shares]),
+        torch.cat([share.turn_ids for share in shares]),
+        torch.cat([share.episodes + offset for share, offset in zip(shares, first, strict=True)]),
+        sum(share.num_episodes for share in shares),
+        torch.cat(off_support) if any(share.off_support is not None for share in shares) else None,
     )
 
 

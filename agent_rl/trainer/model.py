@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from agent_rl.trainer import packed_attention
+from agent_rl.trainer.parallel import parallelize
+from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingReplay
+from agent_rl.trainer.shards import local
 
 
-def load_model(model_path: str) -> Any:
-    """The causal LM of a directory in float32, without dropout, on packed attention, ready for routing replay."""
+def load_model(model_path: str, ranks: Ranks | None = None) -> Any:
+    """The causal LM of a directory in float32, without dropout, on packed attention, ready for routing replay.
+
+    With `ranks` of more than one process it is sharded over them.
+    """
     from transformers import AutoModelForCausalLM  # heavy
     from transformers.utils.logging import disable_progress_bar
 
@@ -20,22 +26,18 @@ def load_model(model_path: str) -> Any:
         model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
     )
     model.routing_replay = RoutingReplay(model)
+    if ranks is not None and ranks.mesh is not None:
+        parallelize(model, ranks.mesh, split_experts=ranks.layout.ep > 1)
     return model.eval()  # no dropout: at lag 0 the ratio must be 1
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """The state dict without the second names of tied weights, which safetensors refuses."""
-    seen: set[int] = set()
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            state[name] = tensor.contiguous()
-    return state
+    """The parameters by name, those that are tied once; of a sharded one, the shard of this rank as a DTensor."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @torch.no_grad()
 def copy_weights(weights: dict[str, Tensor], model: Any) -> None:
-    """Copy what `weights_of` gave into a model of the same shape, in place."""
+    """Copy what `weights_of` gave into a model of the same shape and layout, in place."""
     for name, tensor in weights_of(model).items():
-        tensor.copy_(weights[name])
+        local(tensor).copy_(local(weights[name]))

@@ -29,6 +29,38 @@ def split(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return bins
 
 
+def plan_microbatches(lengths: Sequence[int], max_tokens: int, num_ranks: int) -> list[list[list[int]]]:
+    """Indices of items as [num_microbatches][num_ranks]; an empty list is a rank that has nothing there.
+
+    Items are dealt to the ranks longest first, and each rank's are split. Deterministic in `lengths`.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i]) if num_ranks > 1 else range(len(lengths))
+    shares = [sorted(longest_first[rank::num_ranks]) for rank in range(num_ranks)]
+    split_shares = [
+        [[share[i] for i in part] for part in split([lengths[i] for i in share], max_tokens)] for share in shares
+    ]
+    rounds = max(map(len, split_shares), default=0)
+    return [[parts[i] if i < len(parts) else [] for parts in split_shares] for i in range(rounds)]
+
+
+def dummy() -> TokenBatch:
+    """A micro-batch of one token that is not trained on, for a rank that has to take part in one but has nothing."""
+    whole, real, zeros = torch.zeros(1, dtype=torch.int64), torch.zeros(1), torch.zeros(1, dtype=torch.bool)
+    return TokenBatch(
+        token_ids=whole,
+        position_ids=whole,
+        segment_ids=whole,
+        trajectory_ids=whole - 1,
+        loss_mask=zeros,
+        turn_ids=whole - 1,
+        policy_versions=whole - 1,
+        behavior_logprobs=real,
+        advantages=real,
+        temperature=real + 1,
+        cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+    )
+
+
 def check_lengths(trajectories: Sequence[Trajectory], max_tokens: int) -> None:
     """Raise `ValueError` naming the first trajectory that no micro-batch can hold."""
     for trajectory in trajectories:

@@ -1,20 +1,21 @@
-"""The torch-native trainer: one process, packed micro-batches, one optimizer step a call."""
+"""The torch-native trainer: packed micro-batches over one process or a mesh of ranks, one optimizer step a call."""
 
-import shutil
+import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor
 
 from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
+from agent_rl.objective.diagnostics import StepTokens
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
 from agent_rl.objective.metrics import step_metrics
@@ -23,15 +24,25 @@ from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
-from agent_rl.trainer.mismatch import bound_rows, mismatch_rows, reference_rows, step_tokens, with_bound
+from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
+from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
+from agent_rl.trainer.layout import Layout
+from agent_rl.trainer.mismatch import (
+    bound_rows,
+    bound_tokens,
+    join_tokens,
+    mismatch_rows,
+    reference_rows,
+    step_tokens,
+    with_bound,
+)
 from agent_rl.trainer.model import load_model, weights_of
-from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.packing import check_lengths, dummy, pack, plan_microbatches, unpack
+from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
 from agent_rl.trainer.snapshots import Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-                    "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+from agent_rl.trainer.weight_file import write_weights
 
 
 class ProximalConfig(Settings):
@@ -56,6 +67,14 @@ class TorchEngine(PartBase):
 
     class Config(PartConfig):
         type: Literal["torch"] = "torch"
+        dp: int = Field(1, ge=1)
+        """Ranks that share the trajectories of a step; weights, gradients and optimizer are sharded over them (FSDP2).
+        There are dp x tp ranks, a process each."""
+        tp: int = Field(1, ge=1)
+        """Ranks that share every matrix product by heads, rows or columns; must divide the heads, also of the keys."""
+        ep: int = Field(1, ge=1)
+        """Ranks that share the experts of a layer, whole experts each: the same number as `tp`, whose ranks they are;
+        or 1, and every rank of `tp` has all."""
         learning_rate: float = Field(1e-6, gt=0)
         """AdamW's step size, constant."""
         betas: tuple[float, float] = (0.9, 0.98)
@@ -75,32 +94,44 @@ class TorchEngine(PartBase):
         proximal: ProximalConfig = ProximalConfig()
         """When log-probs are recomputed at the version that each token was sampled with."""
         num_threads: int = Field(1, ge=1)
-        """Torch threads of the trainer process."""
+        """Torch threads of each trainer process."""
+
+        @property
+        def layout(self) -> Layout:
+            return Layout(self.dp, self.tp, self.ep)
+
+        def in_one_process(self) -> Self:
+            """The same trainer with the layout 1 x 1, for what reads its checkpoints elsewhere."""
+            return self.model_copy(update={"dp": 1, "tp": 1, "ep": 1})
 
     def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
+        config.layout.check(json.loads((self.source / "config.json").read_text()))
+        self.ranks = Ranks(config.layout)
+        self.checkpoints = CheckpointWriter(self.ranks)
         self.objective, self.advantage = Objective(objective), objective.advantage
         self.snapshots = Snapshots(config.proximal.max_snapshots)
         self.alignment = GradientAlignment(config.max_cosine)
         self.frozen: Any = None
-        self.model = load_model(model_path)
+        self.model = load_model(model_path, self.ranks)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
     def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return load_model(model_path).requires_grad_(False)
+        return load_model(model_path, self.ranks).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
-        parameters = self.model.parameters()
-        return torch.optim.AdamW(parameters, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
+        groups = [{"params": group} for group in by_mesh(list(self.model.parameters()))]
+        return torch.optim.AdamW(groups, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
         """Advantages, packing, the step's statistic, forward and backward a micro-batch, one AdamW step.
 
+        Every rank is given all trajectories, takes its share of them, and returns the result of all.
         A step without a sampled token, or with a gradient that is not finite, changes no weight and is
         counted in the metrics `skipped_empty` and `skipped_nonfinite`.
         """
@@ -117,29 +148,38 @@ class TorchEngine(PartBase):
         routing = RoutingTally()
         step, outputs, found = self._accumulate(batches, policy_version, routing)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
-        self.objective.end_step(batches, logprobs, step)
+        self.objective.end_step(batches, logprobs, step, self.ranks.reduce)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
-            metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
-            mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
-            bound = bound_rows(batches, found)
-            mismatch = [*with_bound(mismatch, bound), *reference_rows(batches, outputs, step), *routing.rows()]
-            metrics["bound_budget"] = float(bound[-1]["tv"]) + float(bound[-1].get("off_support", 0.0))
+            mismatch = self._mismatch(tokens, batches, found, _active_values(plan, batches, proximal))
+            metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
+            metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
+            routing.join(self.ranks.gather(routing.counts))
+            mismatch += [*reference_rows(batches, outputs, step, self.ranks.reduce), *routing.rows()]
             metrics |= routing.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
         metrics["train_s"] = time.monotonic() - started
         return TrainResult(
             advantages=advantages,
-            logprobs=_in_order(plan, batches, logprobs),
-            entropy=_in_order(plan, batches, entropies),
+            logprobs=self._in_order(plan, batches, logprobs),
+            entropy=self._in_order(plan, batches, entropies),
             ref_logprobs=self._reference_in_order(plan, batches),
             proximal_logprobs=proximal,
             metrics=metrics,
             mismatch=mismatch,
         )
+
+    def _mismatch(
+        self, tokens: StepTokens, batches: list[TokenBatch], found: list[TokenLogprobs], proximal: Tensor | None
+    ) -> list[dict[str, Any]]:
+        """The mismatch rows of the tokens of all ranks, with the audit of the bound."""
+        shares = self.ranks.gather((tokens, bound_tokens(batches, found), proximal))
+        at_proximal = None if proximal is None else torch.cat([share[2] for share in shares if share[2] is not None])
+        rows = mismatch_rows(join_tokens([share[0] for share in shares]), at_proximal)
+        return with_bound(rows, bound_rows([share[1] for share in shares]))
 
     @property
     def _needs_proximal(self) -> bool:
@@ -164,18 +204,22 @@ class TorchEngine(PartBase):
         ]
         found: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
-        for index, values in zip(chosen, _in_order(plan, batches, self._at_own_versions(batches)), strict=True):
+        for index, values in zip(chosen, self._in_order(plan, batches, self._at_own_versions(batches)), strict=True):
             found[index] = values
         return found
 
     def _at_own_versions(self, batches: list[TokenBatch]) -> list[Tensor]:
         """Log-probs [T] of each micro-batch, every token's at its own policy version."""
-        self.frozen = self.frozen or load_model(str(self.source)).requires_grad_(False)
+        if self.frozen is None:
+            self.frozen = load_model(str(self.source), self.ranks).requires_grad_(False)
         found = [torch.zeros(len(batch)) for batch in batches]
-        for version in sorted({v for b in batches for v in b.policy_versions[b.loss_mask].tolist()}):
+        versions = [set(b.policy_versions[b.loss_mask].tolist()) for b in batches]
+        by_round = [set().union(*parts) for parts in zip(*self.ranks.gather(versions), strict=True)]
+        for version in sorted(set().union(*by_round)):
             self.snapshots.load_into(self.frozen, version)
-            for values, batch in zip(found, batches, strict=True):
-                if bool((own := batch.policy_versions == version).any()):
+            for values, batch, present in zip(found, batches, by_round, strict=True):
+                if version in present:  # on some rank, and then all of them take part
+                    own = batch.policy_versions == version
                     values[own] = token_logprobs(self.frozen, batch)[0][own]
         return found
 
@@ -189,10 +233,19 @@ class TorchEngine(PartBase):
     def _pack(
         self, trajectories: Sequence[Trajectory], advantages: FloatArray
     ) -> tuple[list[list[int]], list[TokenBatch]]:
-        """(which trajectory went into which micro-batch, the micro-batches)."""
+        """(which trajectory went into which micro-batch, the micro-batches) of this rank, the same number on each.
+
+        A rank that has no trajectory left for a micro-batch takes part with one token that is not trained on.
+        """
         check_lengths(trajectories, self.config.max_tokens_per_microbatch)
-        plan = split([len(t) for t in trajectories], self.config.max_tokens_per_microbatch)
-        batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+        rounds = plan_microbatches(
+            [len(t) for t in trajectories], self.config.max_tokens_per_microbatch, self.config.dp
+        )
+        plan = [parts[self.ranks.dp_rank] for parts in rounds]
+        with self.ranks.together():
+            batches = [
+                pack([trajectories[i] for i in part], advantages[part].tolist()) if part else dummy() for part in plan
+            ]
         if self.reference is None:
             return plan, batches
         with torch.no_grad():
@@ -209,13 +262,14 @@ class TorchEngine(PartBase):
         self.optimizer.zero_grad(set_to_none=True)
         step = None
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=policy_version)
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches), self.ranks.reduce, policy_version)
         outputs, found = [], []
         for batch in batches:
             current = token_logprobs(self.model, batch)
             routing.add(self.model, batch.turn_ids)
             constant = current._replace(logprobs=current.logprobs.detach())
-            step = step or self.objective.begin_step(batches, [constant.logprobs], step=policy_version)
+            if step is None:
+                step = self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, policy_version)
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
@@ -234,56 +288,69 @@ class TorchEngine(PartBase):
         if step.empty:
             return {"skipped_nonfinite": 0.0}
         metrics = {}
+        parameters = list(self.model.parameters())
         if self.config.gradient_alignment or self.config.max_cosine is not None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            metrics["gradient_cosine"] = self.alignment.apply(gradients)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        finite = bool(torch.isfinite(norm))
+            metrics["gradient_cosine"] = align(parameters, self.alignment, self.ranks)
+        norm = clip_gradients(parameters, self.config.max_grad_norm, self.ranks)
+        finite = math.isfinite(norm)
         if finite:
             self.optimizer.step()
-        return {**metrics, "grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
+        return {**metrics, "grad_norm": norm, "skipped_nonfinite": float(not finite)}
 
     def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
         found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
-        return _in_order(plan, batches, found) if found else None
+        return self._in_order(plan, batches, found) if found else None
+
+    def _in_order(self, plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
+        """Per-token values of all ranks' micro-batches as one array a trajectory, in the trajectories' own order."""
+        mine: dict[int, FloatArray] = {}
+        for part, batch, tensor in zip(plan, batches, values, strict=True):
+            mine |= dict(zip(part, unpack(tensor, batch), strict=True)) if part else {}
+        found = {index: array for share in self.ranks.gather(mine) for index, array in share.items()}
+        return [found[i] for i in range(len(found))]
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
         """Log-prob of every sampled token, float32 [L] a trajectory, NaN elsewhere, replayed as sampled."""
         plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
-        return _in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
+        return self._in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
 
     def publish(self, path: Path) -> None:
-        """Write the weights under Hugging Face names; whole or not at all."""
-        temporary = path.with_suffix(".tmp")
-        save_file(weights_of(self.model), temporary)
-        temporary.rename(path)
+        """Write the weights under the model's own names, each rank its shards; whole or not at all."""
+        write_weights(path, weights_of(self.model), self.ranks)
 
     def save(self, directory: Path) -> None:
         """A model directory that anything can load, with optimizer, objective, last gradient and snapshots."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(directory)
-        for name in _TOKENIZER_FILES:
-            if (self.source / name).is_file():
-                shutil.copyfile(self.source / name, directory / name)
-        torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
-        torch.save(self.objective.state_dict(), directory / "objective.pt")
-        torch.save(self.alignment.state_dict(), directory / "alignment.pt")
-        self.snapshots.save(directory / "snapshots")
+        self.begin_save(directory)
+        self.finish_save()
+
+    def begin_save(self, directory: Path) -> None:
+        """Copy what `save` writes and start writing it; training can go on. Waits for an earlier one."""
+        self.finish_save()
+        state = self.objective.state_dict()
+        copied = staged(self.model, self.optimizer, self.alignment, self.snapshots, state)
+        self.checkpoints.begin(directory, copied, self.model, self.source)
+
+    def finish_save(self) -> None:
+        """Wait until what `begin_save` began is written. Raises what went wrong with it."""
+        self.checkpoints.finish()
 
     def load(self, directory: Path) -> None:
-        """Weights, optimizer, objective and snapshots of a checkpoint; the reference stays the initial policy."""
-        self.model = load_model(str(directory))
+        """Weights, optimizer, objective and snapshots of a checkpoint, whatever layout wrote it; the reference stays
+        the initial policy. Raises `ValueError` if it is of another architecture."""
+        check_architecture(directory, self.model)
+        self.model = load_model(str(directory), self.ranks)
         self.optimizer = self._new_optimizer()
-        self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
+        load_optimizer(directory, self.model, self.optimizer, self.alignment, self.ranks)
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
-        self.alignment.load_state_dict(torch.load(directory / "alignment.pt", weights_only=True))
-        self.snapshots.load(directory / "snapshots")
+        self.snapshots.load(directory / "snapshots", self.model)
 
 
 def _with_proximal(batch: TokenBatch, part: list[int], proximal: list[FloatArray | None] | None) -> TokenBatch:
     """The micro-batch of the trajectories `part` with their proximal log-probs, which are there for all."""
     assert proximal is not None
+    if not part:
+        return replace(batch, proximal_logprobs=torch.zeros(len(batch)))
     values = [p for i in part if (p := proximal[i]) is not None]
     return replace(batch, proximal_logprobs=torch.from_numpy(np.concatenate(values)))
 
@@ -294,18 +361,12 @@ def _active_values(
     """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
     if values is None:
         return None
-    found = []
+    found = [torch.empty(0)]
     for part, batch in zip(plan, batches, strict=True):
+        if not part:
+            continue
         lengths = batch.cu_seqlens.diff().tolist()
         rows = [values[i] for i in part]
         whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
         found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
     return torch.cat(found)
-
-
-def _in_order(plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
-    """Per-token values of the micro-batches as one array a trajectory, in the trajectories' own order."""
-    found: dict[int, FloatArray] = {}
-    for part, batch, tensor in zip(plan, batches, values, strict=True):
-        found |= dict(zip(part, unpack(tensor, batch), strict=True))
-    return [found[i] for i in range(len(found))]
