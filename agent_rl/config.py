@@ -170,6 +170,8 @@ class CheckpointConfig(Settings):
     """Optimizer steps between checkpoints; 0 saves only when the run ends or is stopped."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    keep_best: int = Field(0, ge=0)
+    """Beside them, so many of the checkpoints with the best `eval_avg`; those that were not evaluated have none."""
 
 
 class RunConfig(Settings):
@@ -214,6 +216,13 @@ class RunConfig(Settings):
                 "batch.group_size is 1, but group advantages compare the episodes of a prompt; "
                 "set batch.group_size to 2 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        if layout := getattr(self.trainer, "layout", None):
+            layout.check(json.loads((model_directory(self.model.path) / "config.json").read_text()))
+            layout.check_episodes(self.batch.num_prompts * self.batch.group_size)
         return self
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
+from agent_rl.trainer.group import TrainGroup
 from agent_rl.trainer.worker import TrainWorker
 from agent_rl.weights.base import WeightChannel
 
@@ -51,7 +52,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
-        stack.enter_context(local_ray(config.rollout.num_workers + 1))
+        stack.enter_context(local_ray(config.rollout.num_workers + num_trainers(config)))
         stages = start_stages(config, prompts, server, schedule.waves)
         stack.callback(stages.channel.close)
         stack.callback(close_workers, stages.workers)
@@ -70,10 +71,16 @@ def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves:
         prompts=prompts[0],
         eval_prompts=prompts[1],
         workers=start_workers(config, server, waves),
-        trainer=ray.remote(TrainWorker).remote(config),
+        trainer=ray.remote(TrainWorker if num_trainers(config) == 1 else TrainGroup).remote(config),
         channel=registry.build("weights", config.weights),
         check_tool_server=server.check,
     )
+
+
+def num_trainers(config: RunConfig) -> int:
+    """Processes that the trainer of a run has."""
+    layout = getattr(config.trainer, "layout", None)
+    return 1 if layout is None else int(layout.num_ranks)
 
 
 def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:

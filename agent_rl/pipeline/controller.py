@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -59,6 +60,7 @@ class Controller:
         self.served = schedule.served(self.step)
         self.next_prompt = max(directory.ledger.issued, default=-1) + 1
         self.stop_requested = False
+        self.saving: tuple[Path, int] | None = None
 
     def run(self) -> None:
         """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
@@ -88,6 +90,7 @@ class Controller:
             self._record(row, batch, result, started)
             self.step += 1
             self._checkpoint_if_due()
+        self._commit_checkpoint()
         if self.step == self.config.num_steps:
             self._finish()
 
@@ -223,19 +226,31 @@ class Controller:
         self.on_row(row)
 
     def _checkpoint_if_due(self) -> None:
+        self._commit_checkpoint()
         every, done = self.config.checkpoint.every, self.step == self.config.num_steps
         if done or self.stop_requested or (every and self.step % every == 0):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the version just made, with the older weights that are still being served."""
+        """Begin a checkpoint of the version just made, with the older weights that are still being served.
+
+        It is written while the next step goes on, and counts once `_commit_checkpoint` has given it its name.
+        """
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        self._wait([self.stages.trainer.save.remote(str(temporary))])
+        self._wait([self.stages.trainer.begin_save.remote(str(temporary))])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
         queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
         RunState(step=self.step, queue=queue, ramps=self.schedule.ramps).save(temporary)
-        self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
+        self.saving = temporary, self.step
+
+    def _commit_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and make it the newest."""
+        if self.saving is not None:
+            (temporary, step), self.saving = self.saving, None
+            self._wait([self.stages.trainer.finish_save.remote(str(temporary))])
+            keep = self.config.checkpoint
+            self.directory.commit_checkpoint(temporary, step, keep.keep, keep.keep_best)
 
     def _finish(self) -> None:
         """A last line of metrics: what the final policy scores."""

@@ -44,10 +44,14 @@ class TrainEngine(Protocol):
         """Write the current weights as safetensors under Hugging Face names."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write a Hugging Face model directory, with the optimizer's state beside it."""
+    def begin_save(self, directory: Path) -> None:
+        """Start to write a Hugging Face model directory, with the optimizer's state beside it; training can go on."""
+        ...
+
+    def finish_save(self) -> None:
+        """Wait until what `begin_save` began is written. Raises what went wrong."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what was saved."""
         ...

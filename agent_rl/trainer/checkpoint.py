@@ -4,7 +4,6 @@ A checkpoint is a Hugging Face model directory with the trainer's state beside i
 the last gradient, by torch.distributed.checkpoint), `objective.pt`, and `snapshots/` (whole weights by policy version).
 """
 
-import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.trainer.model import weights_of
@@ -76,7 +77,7 @@ class CheckpointWriter:
         (directory / "snapshots").mkdir(exist_ok=True)
         for version, weights in sorted(staged.snapshots.items()):
             write_weights(directory / "snapshots" / f"{version}.safetensors", weights, self._ranks, self._group)
-        dcp.save(staged.optimizer, checkpoint_id=directory / "optimizer", process_group=self._group)
+        save_distributed(staged.optimizer, checkpoint_id=directory / "optimizer", process_group=self._group)
         write_weights(directory / "model.safetensors", staged.weights, self._ranks, self._group, by_expert=True)
 
 
@@ -116,22 +117,26 @@ def load_optimizer(
     directory: Path, model: Any, optimizer: torch.optim.Optimizer, alignment: GradientAlignment, ranks: Ranks
 ) -> None:
     """Read `optimizer/` of a checkpoint into AdamW and the alignment, whatever layout wrote it."""
-    reader = dcp.FileSystemReader(directory / "optimizer")
+    reader = FileSystemReader(directory / "optimizer")
     has_gradient = any(key.startswith("last_gradient.") for key in reader.read_metadata().state_dict_metadata)
     gradients = [torch.zeros_like(local(p.detach())) for p in model.parameters()]
     alignment.previous = gradients if has_gradient else None
-    dcp.load(optimizer_state(model, optimizer, alignment), storage_reader=reader, process_group=ranks.new_group())
+    load_distributed(
+        optimizer_state(model, optimizer, alignment), storage_reader=reader, process_group=ranks.new_group()
+    )
 
 
 def check_architecture(directory: Path, model: Any) -> None:
     """Raise `ValueError` if a checkpoint is of another architecture than `model`, naming the first difference."""
-    path = directory / "config.json"
-    if not path.is_file():
+    from transformers import AutoConfig  # heavy
+
+    if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} is no checkpoint: there is no config.json")
-    found, own = json.loads(path.read_text()), model.config.to_dict()
+    found = AutoConfig.from_pretrained(directory)
     for key in _SHAPES:
-        if found.get(key) != own.get(key):
+        theirs, own = getattr(found, key, None), getattr(model.config, key, None)
+        if theirs != own:
             raise ValueError(
-                f"the checkpoint {directory} has {key} {found.get(key)}, but the model of this run has "
-                f"{own.get(key)}; resume with the model that it was made with"
+                f"the checkpoint {directory} has {key} {theirs}, but the model of this run has {own}; "
+                "resume with the model that it was made with"
             )

@@ -22,6 +22,9 @@ class Layout:
 
     def check(self, model: Mapping[str, Any]) -> None:
         """Raise `ValueError` unless a model with this config.json can be laid out so."""
+        num_experts = model.get("num_experts") or model.get(
+            "num_local_experts"
+        )  # either name, by transformers' version
         if self.num_ranks > 1 and model["model_type"] not in SPLIT_MODELS:
             raise ValueError(
                 f"trainer.dp, tp and ep divide models of type {', '.join(SPLIT_MODELS)}, this one is a "
@@ -29,22 +32,26 @@ class Layout:
             )
         if self.ep not in (1, self.tp):
             raise ValueError(f"trainer.ep is {self.ep} and trainer.tp is {self.tp}; set ep to 1 or to the same as tp")
-        if self.ep > 1 and not model.get("num_experts"):
+        if self.ep > 1 and not num_experts:
             raise ValueError(f"trainer.ep is {self.ep}, but the model has no experts; set trainer.ep to 1")
-        for key, size in (("num_attention_heads", self.tp), ("num_key_value_heads", self.tp)):
-            _check_divides("trainer.tp", size, key, model)
-        if _has_dense_layers(model):
-            _check_divides("trainer.tp", self.tp, "intermediate_size", model)
-        if model.get("num_experts"):
-            _check_divides("trainer.ep", self.ep, "num_experts", model)
-            _check_divides("trainer.dp", self.dp, "moe_intermediate_size", model)
-        _check_divides("trainer.dp", self.dp, "hidden_size", model)
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            _check_divides("trainer.tp", self.tp, key, model[key])
+        if not num_experts or model.get("mlp_only_layers") or model.get("decoder_sparse_step", 1) > 1:
+            _check_divides("trainer.tp", self.tp, "intermediate_size", model["intermediate_size"])
+        if num_experts:
+            _check_divides("trainer.ep", self.ep, "number of experts", num_experts)
+            _check_divides("trainer.dp", self.dp, "moe_intermediate_size", model["moe_intermediate_size"])
+        _check_divides("trainer.dp", self.dp, "hidden_size", model["hidden_size"])
+
+    def check_episodes(self, num_episodes: int) -> None:
+        """Raise `ValueError` unless a step of so many episodes has some for every rank."""
+        if num_episodes < self.dp:
+            raise ValueError(
+                f"trainer.dp is {self.dp}, but a step has only {num_episodes} episodes for these ranks; raise "
+                "batch.num_prompts or lower trainer.dp"
+            )
 
 
-def _has_dense_layers(model: Mapping[str, Any]) -> bool:
-    return not model.get("num_experts") or bool(model.get("mlp_only_layers")) or model.get("decoder_sparse_step", 1) > 1
-
-
-def _check_divides(name: str, size: int, key: str, model: Mapping[str, Any]) -> None:
-    if size > 1 and model[key] % size:
-        raise ValueError(f"{name} is {size}, but the model's {key} is {model[key]}; choose a divisor of that")
+def _check_divides(name: str, size: int, key: str, value: int) -> None:
+    if value % size:
+        raise ValueError(f"{name} is {size}, but the model's {key} is {value}; choose a divisor of that")

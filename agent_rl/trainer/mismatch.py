@@ -43,11 +43,11 @@ def step_tokens(
 
 def join_tokens(parts: Sequence[StepTokens]) -> StepTokens:
     """The tokens of all ranks; they have the same columns."""
-    assert parts
-    columns = {
-        name: None if value is None else [vars(part)[name] for part in parts] for name, value in vars(parts[0]).items()
-    }
-    return StepTokens(**{name: None if each is None else torch.cat(each) for name, each in columns.items()})
+    columns: dict[str, Any] = {}
+    for name in vars(parts[0]):
+        each = [vars(part)[name] for part in parts]
+        columns[name] = None if each[0] is None else torch.cat(each)
+    return StepTokens(**columns)
 
 
 def reference_rows(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agent_rl.objective.quantile import Reduce
@@ -76,16 +77,21 @@ class Ranks:
     def new_group(self) -> dist.ProcessGroup:
         """Another group of all ranks, for what goes on beside the training; every rank must call it."""
         if self.mesh is not None:
-            return dist.new_group(backend="gloo")
+            return _group()
         if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        return dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        return _group([dist.get_rank()])
 
     def _sum_over_dp(self, tensor: Tensor) -> Tensor:
         assert self.mesh is not None
         total = tensor.clone()
         dist.all_reduce(total, group=self.mesh.get_group("dp"))
         return total
+
+
+def _group(ranks: list[int] | None = None) -> dist.ProcessGroup:
+    made: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+    return made
 
 
 def _sum_over_all(tensor: Tensor) -> Tensor:

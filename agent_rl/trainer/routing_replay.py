@@ -92,10 +92,10 @@ class RoutingTally:
 
     def join(self, shares: "Sequence[Counts]") -> None:
         """Take the counts of all ranks in place of this one's."""
-        self.counts = {
-            key: tuple(map(sum, zip(*(share[key] for share in shares if key in share), strict=True)))
-            for key in set().union(*shares)
-        }
+        self.counts = {}
+        for key in sorted(set().union(*shares)):
+            found = [share[key] for share in shares if key in share]
+            self.counts[key] = (sum(known for known, _ in found), sum(other for _, other in found))
 
     def add(self, model: Any, turn_ids: Tensor) -> None:
         """Count the forward pass that `model` has just made; turn_ids int64 [T] of its inputs, -1 on the prompt."""

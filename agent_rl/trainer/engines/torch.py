@@ -22,10 +22,9 @@ from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
-from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
-from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
+from agent_rl.trainer.gradients import align, by_mesh, clip_gradients, settle
 from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.mismatch import (
     bound_rows,
@@ -38,26 +37,12 @@ from agent_rl.trainer.mismatch import (
 )
 from agent_rl.trainer.model import load_model, weights_of
 from agent_rl.trainer.packing import check_lengths, dummy, pack, plan_microbatches, unpack
+from agent_rl.trainer.proximal import ProximalConfig, active_values, is_chosen, with_proximal
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
 from agent_rl.trainer.snapshots import Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
 from agent_rl.trainer.weight_file import write_weights
-
-
-class ProximalConfig(Settings):
-    """Proximal log-probs: the trainer's own, at the weights that a token was sampled with.
-
-    They split the mismatch into policy lag and implementation. An objective that needs them gets them at
-    every step for every token; these keys say when they are computed for the tables alone.
-    """
-
-    every: int = Field(0, ge=0)
-    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
-    fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the trajectories of such a step, chosen evenly by episode id."""
-    max_snapshots: int = Field(16, ge=1)
-    """Policy versions whose weights are kept; must exceed the lag."""
 
 
 class TorchEngine(PartBase):
@@ -144,7 +129,7 @@ class TorchEngine(PartBase):
         plan, batches = self._pack(trajectories, advantages)
         proximal = self._proximal(trajectories, policy_version)
         if self._needs_proximal:
-            batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
+            batches = [with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
         routing = RoutingTally()
         step, outputs, found = self._accumulate(batches, policy_version, routing)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
@@ -153,7 +138,7 @@ class TorchEngine(PartBase):
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
-            mismatch = self._mismatch(tokens, batches, found, _active_values(plan, batches, proximal))
+            mismatch = self._mismatch(tokens, batches, found, active_values(plan, batches, proximal))
             metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
             metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
             routing.join(self.ranks.gather(routing.counts))
@@ -199,9 +184,7 @@ class TorchEngine(PartBase):
             fraction = 1.0
         elif policy_version % every:
             return None
-        chosen = [
-            i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
-        ]
+        chosen = [i for i, trajectory in enumerate(trajectories) if is_chosen(trajectory, fraction)]
         found: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
         for index, values in zip(chosen, self._in_order(plan, batches, self._at_own_versions(batches)), strict=True):
@@ -289,6 +272,7 @@ class TorchEngine(PartBase):
             return {"skipped_nonfinite": 0.0}
         metrics = {}
         parameters = list(self.model.parameters())
+        settle(parameters)
         if self.config.gradient_alignment or self.config.max_cosine is not None:
             metrics["gradient_cosine"] = align(parameters, self.alignment, self.ranks)
         norm = clip_gradients(parameters, self.config.max_grad_norm, self.ranks)
@@ -344,29 +328,3 @@ class TorchEngine(PartBase):
         load_optimizer(directory, self.model, self.optimizer, self.alignment, self.ranks)
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
         self.snapshots.load(directory / "snapshots", self.model)
-
-
-def _with_proximal(batch: TokenBatch, part: list[int], proximal: list[FloatArray | None] | None) -> TokenBatch:
-    """The micro-batch of the trajectories `part` with their proximal log-probs, which are there for all."""
-    assert proximal is not None
-    if not part:
-        return replace(batch, proximal_logprobs=torch.zeros(len(batch)))
-    values = [p for i in part if (p := proximal[i]) is not None]
-    return replace(batch, proximal_logprobs=torch.from_numpy(np.concatenate(values)))
-
-
-def _active_values(
-    plan: list[list[int]], batches: list[TokenBatch], values: list[FloatArray | None] | None
-) -> Tensor | None:
-    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
-    if values is None:
-        return None
-    found = [torch.empty(0)]
-    for part, batch in zip(plan, batches, strict=True):
-        if not part:
-            continue
-        lengths = batch.cu_seqlens.diff().tolist()
-        rows = [values[i] for i in part]
-        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
-        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
-    return torch.cat(found)
