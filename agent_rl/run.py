@@ -85,7 +85,7 @@ def num_trainers(config: RunConfig) -> int:
 
 def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:
     worker = ray.remote(RolloutWorker)
-    return [worker.remote(config, server.url, waves, server.token) for _ in range(config.rollout.num_workers)]
+    return [worker.remote(config, server.url, waves, server.token, i) for i in range(config.rollout.num_workers)]
 
 
 def close_workers(workers: list[Any]) -> None:
