@@ -17,16 +17,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.records import Trajectory
 from agent_rl.settings import check
+from agent_rl.trainer.checkpoint import optimizer_state
 from agent_rl.trainer.engines.torch import TorchEngine
-from agent_rl.trainer.shards import like
 from tests.mixtures import EXPERTS
 from tests.trajectories import VOCABULARY, random_trajectory
 
-NUM_RANKS = 4
 NUM_STEPS = 3
 Layout = tuple[int, int, int]
 OBJECTIVE = {"clip": {"type": "sat", "scope": "step"}, "kl": {"coefficient": 0.02}}
-Task = Callable[[int, Path, Layout, str], None]
 
 
 def save_dense(directory: Path) -> str:
@@ -76,13 +74,13 @@ def gradients(trainer: TorchEngine) -> dict[str, Tensor]:
     return {name: whole(p.grad) for name, p in trainer.model.named_parameters()}
 
 
-def moments(trainer: TorchEngine) -> dict[str, Tensor]:
-    """AdamW's moments and the last gradient, whole."""
-    found = {}
-    for (name, p), last in zip(trainer.model.named_parameters(), trainer.alignment.previous or [], strict=True):
-        state = trainer.optimizer.state[p]
-        found |= {f"{key}.{name}": whole(state[key]) for key in ("exp_avg", "exp_avg_sq", "step")}
-        found[f"last.{name}"] = whole(like(last, p))
+def everything(trainer: TorchEngine) -> dict[str, Tensor]:
+    """Weights, AdamW's moments, the last gradient and the snapshots, whole."""
+    found = {f"weights.{name}": value for name, value in weights(trainer).items()}
+    state = optimizer_state(trainer.model, trainer.optimizer, trainer.alignment)
+    found |= {name.replace("last_gradient", "last"): whole(value) for name, value in state.items()}
+    for version, kept in trainer.snapshots.weights.items():
+        found |= {f"snapshot.{version}.{name}": whole(value) for name, value in kept.items()}
     return found
 
 
@@ -114,11 +112,11 @@ def in_layout(rank: int, directory: Path, name: str, layout: Layout, task: Calla
         dist.destroy_process_group()
 
 
-def spawn(main: Callable[..., None], *args: Any) -> None:
-    """Run `main(rank, *args)` in `NUM_RANKS` processes that share one import of torch and transformers."""
+def spawn(main: Callable[..., None], *args: Any, num_ranks: int = 4) -> None:
+    """Run `main(rank, *args)` in `num_ranks` processes that share one import of torch and transformers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.layout_ranks"])
-    processes = [context.Process(target=main, args=(rank, *args)) for rank in range(NUM_RANKS)]
+    processes = [context.Process(target=main, args=(rank, *args)) for rank in range(num_ranks)]
     for process in processes:
         process.start()
     while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
@@ -127,7 +125,7 @@ def spawn(main: Callable[..., None], *args: Any) -> None:
         if process.exitcode is None:
             process.terminate()  # the others wait for the one that failed
         process.join()
-    assert [process.exitcode for process in processes] == [0] * NUM_RANKS
+    assert [process.exitcode for process in processes] == [0] * num_ranks
 
 
 def layouts_main(rank: int, directory: Path, cases: dict[str, tuple[Layout, str]]) -> None:
@@ -135,3 +133,29 @@ def layouts_main(rank: int, directory: Path, cases: dict[str, tuple[Layout, str]
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for name, (layout, path) in cases.items():
         in_layout(rank, directory, name, layout, lambda layout=layout, path=path: three_steps(layout, path))
+
+
+def chain_main(rank: int, directory: Path, path: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    routed = "mixture" in path
+    keys: dict[str, Any] = {"max_cosine": 0.1, "proximal": {"every": 1}}
+
+    def write() -> dict[str, Any]:
+        trainer = engine((2, 1, 1), path, **keys)
+        for step in range(2):
+            trainer.train(trajectories(step, routed), step)
+        saved = everything(trainer)
+        trainer.save(directory / "a")
+        trainer.publish(directory / "published.safetensors")
+        metrics = trainer.train(trajectories(2, routed), 2).metrics
+        return {"saved": saved, "loss": metrics["loss"], "cosine": metrics["gradient_cosine"]}
+
+    def read_and_write() -> dict[str, Any]:
+        trainer = engine((1, 2, 2 if routed else 1), path, **keys)
+        trainer.load(directory / "a")
+        trainer.save(directory / "b")
+        return {"loaded": everything(trainer)}
+
+    in_layout(rank, directory, "2x1", (2, 1, 1), write)
+    in_layout(rank, directory, "1x2", (1, 2, 1), read_and_write)
