@@ -4,20 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.shards import local
-
-
-def settle(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Lay every gradient out as its parameter is. Where dp is 1, FSDP reduces nothing, and leaves a gradient that is
-    still to be summed over tp as it is: that of q_norm and k_norm, which see the heads of their own rank alone."""
-    for parameter in parameters:
-        found = parameter.grad
-        if isinstance(parameter, DTensor) and isinstance(found, DTensor) and found.placements != parameter.placements:
-            parameter.grad = found.redistribute(placements=parameter.placements)
 
 
 def align(parameters: Sequence[torch.nn.Parameter], alignment: GradientAlignment, ranks: Ranks) -> float:

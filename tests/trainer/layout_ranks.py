@@ -63,7 +63,7 @@ def engine(layout: Layout, path: str, **keys: Any) -> TorchEngine:
 def whole(tensor: Tensor) -> Tensor:
     """All of a sharded tensor, on every rank."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
 def weights(trainer: TorchEngine) -> dict[str, Tensor]:

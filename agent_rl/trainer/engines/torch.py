@@ -24,7 +24,7 @@ from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
-from agent_rl.trainer.gradients import align, by_mesh, clip_gradients, settle
+from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
 from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.mismatch import (
     bound_rows,
@@ -272,7 +272,6 @@ class TorchEngine(PartBase):
             return {"skipped_nonfinite": 0.0}
         metrics = {}
         parameters = list(self.model.parameters())
-        settle(parameters)
         if self.config.gradient_alignment or self.config.max_cosine is not None:
             metrics["gradient_cosine"] = align(parameters, self.alignment, self.ranks)
         norm = clip_gradients(parameters, self.config.max_grad_norm, self.ranks)
