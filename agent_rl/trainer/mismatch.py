@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from agent_rl.objective.diagnostics import StepTokens, mismatch_table
 from agent_rl.objective.loss import LossOutput, StepContext
 from agent_rl.objective.metrics import turn_rows
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.records import FloatArray
+from agent_rl.trainer.packing import is_dummy
 from agent_rl.trainer.token_logprobs import TokenLogprobs
 
 
@@ -51,7 +54,7 @@ def reference_rows(
 
 def bound_rows(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     """The audit of the improvement bound over all episodes of a step, as `objective.bound.bound_table` has it."""
-    counts = [len(b.cu_seqlens) - 1 for b in batches]
+    counts = [0 if is_dummy(b) else len(b.cu_seqlens) - 1 for b in batches]
     first = [sum(counts[:i]) for i in range(len(counts))]
     off_support = [
         torch.zeros(len(b)) if f.off_support is None else f.off_support for b, f in zip(batches, found, strict=True)
@@ -98,3 +101,20 @@ def mismatch_rows(tokens: StepTokens, proximal_logprobs: Tensor | None) -> list[
     return rows + [
         {"part": name, **row} for name, part in parts.items() if len(proximal) for row in mismatch_table(part)
     ]
+
+
+def active_values(
+    plan: Sequence[Sequence[int]], batches: Sequence[TokenBatch], values: Sequence[FloatArray | None] | None
+) -> Tensor | None:
+    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
+    if values is None:
+        return None
+    found = []
+    for part, batch in zip(plan, batches, strict=True):
+        if not part:
+            continue
+        lengths = batch.cu_seqlens.diff().tolist()
+        rows = [values[i] for i in part]
+        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
+        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
+    return torch.cat(found)

@@ -4,10 +4,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agent_rl.settings import Settings
 from agent_rl.trainer.model import copy_weights, weights_of
+
+
+class ProximalConfig(Settings):
+    """Proximal log-probs: the trainer's own, at the weights that a token was sampled with.
+
+    They split the mismatch into policy lag and implementation. An objective that needs them gets them at
+    every step for every token; these keys say when they are computed for the tables alone.
+    """
+
+    every: int = Field(0, ge=0)
+    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the trajectories of such a step, chosen evenly by episode id."""
+    max_snapshots: int = Field(16, ge=1)
+    """Policy versions whose weights are kept; must exceed the lag."""
 
 
 class Snapshots:

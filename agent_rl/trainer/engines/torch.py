@@ -1,9 +1,8 @@
-"""The torch-native trainer: one process, packed micro-batches, one optimizer step a call."""
+"""The torch-native trainer: packed micro-batches, and one or several optimizer steps a rollout batch."""
 
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,32 +20,26 @@ from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
-from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
-from agent_rl.trainer.mismatch import bound_rows, mismatch_rows, reference_rows, step_tokens, with_bound
-from agent_rl.trainer.model import load_model, weights_of
-from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.batch_reuse import (
+    RolloutBatch,
+    Update,
+    batch_metrics,
+    first_use,
+    minibatches,
+    mismatch_by_update,
+    trained_at,
+)
+from agent_rl.trainer.microbatches import attention_share, plan_microbatches
+from agent_rl.trainer.mismatch import active_values, bound_rows, mismatch_rows, reference_rows, step_tokens, with_bound
+from agent_rl.trainer.model import ComputeConfig, load_model, weights_of
+from agent_rl.trainer.packing import check_lengths, in_order, pack, with_column
 from agent_rl.trainer.routing_replay import RoutingTally
-from agent_rl.trainer.snapshots import Snapshots
+from agent_rl.trainer.snapshots import ProximalConfig, Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
                     "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
-
-
-class ProximalConfig(Settings):
-    """Proximal log-probs: the trainer's own, at the weights that a token was sampled with.
-
-    They split the mismatch into policy lag and implementation. An objective that needs them gets them at
-    every step for every token; these keys say when they are computed for the tables alone.
-    """
-
-    every: int = Field(0, ge=0)
-    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
-    fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the trajectories of such a step, chosen evenly by episode id."""
-    max_snapshots: int = Field(16, ge=1)
-    """Policy versions whose weights are kept; must exceed the lag."""
 
 
 class TorchEngine(PartBase):
@@ -71,11 +64,28 @@ class TorchEngine(PartBase):
         max_cosine: float | None = Field(None, gt=0, lt=1)
         """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
-        """Tokens in one packed forward and backward pass: what bounds memory."""
+        """Tokens in one packed forward and backward pass: what bounds memory. Gradients add up over the passes of an
+        update, so this changes nothing else."""
+        num_minibatches: int = Field(1, ge=1)
+        """Parts, of whole groups, that a rollout batch is cut into, with an optimizer step on each."""
+        num_epochs: int = Field(1, ge=1)
+        """How often each rollout batch is gone through. Every optimizer step is a policy version, so within a batch
+        the lag grows by 1 an update, and `pipeline.exact_lag: k` begins at k * num_minibatches * num_epochs."""
+        compute: ComputeConfig = ComputeConfig()
+        """Precision and memory."""
+        off_support_every: int = Field(1, ge=0)
+        """With top-p or top-k: rollout batches between computations of the policy's mass off the kept sets, which the
+        bound's audit reads. It costs a pass of the output layer over the whole vocabulary without gradient; 0 is
+        never."""
         proximal: ProximalConfig = ProximalConfig()
         """When log-probs are recomputed at the version that each token was sampled with."""
         num_threads: int = Field(1, ge=1)
         """Torch threads of the trainer process."""
+
+        @property
+        def updates_per_batch(self) -> int:
+            """Optimizer steps that a rollout batch is used for."""
+            return self.num_minibatches * self.num_epochs
 
     def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
@@ -84,14 +94,15 @@ class TorchEngine(PartBase):
         self.snapshots = Snapshots(config.proximal.max_snapshots)
         self.alignment = GradientAlignment(config.max_cosine)
         self.frozen: Any = None
-        self.model = load_model(model_path)
+        self.model = load_model(model_path, config.compute)
+        self.quadratic = attention_share(self.model)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
     def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return load_model(model_path).requires_grad_(False)
+        return load_model(model_path, self.config.compute).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
@@ -99,21 +110,41 @@ class TorchEngine(PartBase):
         return torch.optim.AdamW(parameters, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
-        """Advantages, packing, the step's statistic, forward and backward a micro-batch, one AdamW step.
+        """The updates that the batch is used for, each an optimizer step and a policy version from `policy_version` on.
 
-        A step without a sampled token, or with a gradient that is not finite, changes no weight and is
-        counted in the metrics `skipped_empty` and `skipped_nonfinite`.
+        Advantages, proximal and reference log-probs are those of the whole batch, computed once. A step without a
+        sampled token, or with a gradient that is not finite, changes no weight and is counted in the metrics
+        `skipped_empty` and `skipped_nonfinite`.
         """
         started = time.monotonic()
         if not trajectories:
             return TrainResult(
                 np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
             )
-        advantages = self._advantages(trajectories)
-        plan, batches = self._pack(trajectories, advantages)
-        proximal = self._proximal(trajectories, policy_version)
-        if self._needs_proximal:
-            batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
+        batch = RolloutBatch(
+            trajectories,
+            advantages=self._advantages(trajectories),
+            proximal=self._proximal(trajectories, policy_version),
+            reference=self._reference_logprobs(trajectories),
+        )
+        parts = minibatches([t.group_id for t in trajectories], self.config.num_minibatches, self.config.num_epochs)
+        updates = [self._train_once(batch.select(part), part, policy_version + h) for h, part in enumerate(parts)]
+        return TrainResult(
+            advantages=batch.advantages,
+            logprobs=first_use(updates, "logprobs"),
+            entropy=first_use(updates, "entropy"),
+            ref_logprobs=batch.reference,
+            proximal_logprobs=batch.proximal,
+            trained_at=trained_at(updates),
+            metrics={**batch_metrics(updates), "train_s": time.monotonic() - started},
+            mismatch=mismatch_by_update(updates),
+        )
+
+    def _train_once(self, chosen: RolloutBatch, indices: list[int], policy_version: int) -> Update:
+        """The step's statistic, forward and backward a micro-batch, one AdamW step."""
+        if not indices:
+            return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
+        plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
         routing = RoutingTally()
         step, outputs, found = self._accumulate(batches, policy_version, routing)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
@@ -123,23 +154,15 @@ class TorchEngine(PartBase):
         if not step.empty:
             metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
-            mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
+            mismatch = mismatch_rows(tokens, active_values(plan, batches, chosen.proximal))
             bound = bound_rows(batches, found)
             mismatch = [*with_bound(mismatch, bound), *reference_rows(batches, outputs, step), *routing.rows()]
             metrics["bound_budget"] = float(bound[-1]["tv"]) + float(bound[-1].get("off_support", 0.0))
             metrics |= routing.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
-        metrics["train_s"] = time.monotonic() - started
-        return TrainResult(
-            advantages=advantages,
-            logprobs=_in_order(plan, batches, logprobs),
-            entropy=_in_order(plan, batches, entropies),
-            ref_logprobs=self._reference_in_order(plan, batches),
-            proximal_logprobs=proximal,
-            metrics=metrics,
-            mismatch=mismatch,
-        )
+        own, entropy = in_order(plan, batches, logprobs), in_order(plan, batches, entropies)
+        return Update(indices, policy_version, own, entropy, metrics, mismatch)
 
     @property
     def _needs_proximal(self) -> bool:
@@ -157,20 +180,20 @@ class TorchEngine(PartBase):
         self.snapshots.keep(policy_version, self.model)
         if self._needs_proximal:
             fraction = 1.0
-        elif policy_version % every:
+        elif self._batch_number(policy_version) % every:
             return None
         chosen = [
             i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
         ]
         found: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
-        for index, values in zip(chosen, _in_order(plan, batches, self._at_own_versions(batches)), strict=True):
+        for index, values in zip(chosen, in_order(plan, batches, self._at_own_versions(batches)), strict=True):
             found[index] = values
         return found
 
     def _at_own_versions(self, batches: list[TokenBatch]) -> list[Tensor]:
         """Log-probs [T] of each micro-batch, every token's at its own policy version."""
-        self.frozen = self.frozen or load_model(str(self.source)).requires_grad_(False)
+        self.frozen = self.frozen or load_model(str(self.source), self.config.compute).requires_grad_(False)
         found = [torch.zeros(len(batch)) for batch in batches]
         for version in sorted({v for b in batches for v in b.policy_versions[b.loss_mask].tolist()}):
             self.snapshots.load_into(self.frozen, version)
@@ -187,16 +210,32 @@ class TorchEngine(PartBase):
         return found
 
     def _pack(
-        self, trajectories: Sequence[Trajectory], advantages: FloatArray
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: FloatArray,
+        columns: Mapping[str, Sequence[FloatArray]] | None = None,
     ) -> tuple[list[list[int]], list[TokenBatch]]:
-        """(which trajectory went into which micro-batch, the micro-batches)."""
-        check_lengths(trajectories, self.config.max_tokens_per_microbatch)
-        plan = split([len(t) for t in trajectories], self.config.max_tokens_per_microbatch)
+        """(which trajectory went into which micro-batch, the micro-batches with further `columns`)."""
+        limit = self.config.max_tokens_per_microbatch
+        check_lengths(trajectories, limit)
+        planned = plan_microbatches([len(t) for t in trajectories], limit, quadratic=self.quadratic)
+        plan = [parts[0] for parts in planned]
         batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+        for name, values in (columns or {}).items():
+            batches = [with_column(b, part, name, values) for b, part in zip(batches, plan, strict=True)]
+        return plan, batches
+
+    @torch.no_grad()
+    def _reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray] | None:
+        """Log-probs of the initial policy, where the objective reads them."""
         if self.reference is None:
-            return plan, batches
-        with torch.no_grad():
-            return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
+            return None
+        plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
+        return in_order(plan, batches, [token_logprobs(self.reference, batch)[0] for batch in batches])
+
+    def _batch_number(self, policy_version: int) -> int:
+        """Which rollout batch of the run a version is trained on."""
+        return policy_version // self.config.updates_per_batch
 
     def _accumulate(
         self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
@@ -207,15 +246,16 @@ class TorchEngine(PartBase):
         pass that is trained gives them; with more, a pass without gradients goes first.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        step = None
+        step, number = None, self._batch_number(policy_version)
+        off_support = self.config.off_support_every > 0 and number % self.config.off_support_every == 0
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=policy_version)
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=number)
         outputs, found = [], []
         for batch in batches:
-            current = token_logprobs(self.model, batch)
+            current = token_logprobs(self.model, batch, off_support)
             routing.add(self.model, batch.turn_ids)
             constant = current._replace(logprobs=current.logprobs.detach())
-            step = step or self.objective.begin_step(batches, [constant.logprobs], step=policy_version)
+            step = step or self.objective.begin_step(batches, [constant.logprobs], step=number)
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
@@ -243,15 +283,11 @@ class TorchEngine(PartBase):
             self.optimizer.step()
         return {**metrics, "grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
 
-    def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
-        found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
-        return _in_order(plan, batches, found) if found else None
-
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
         """Log-prob of every sampled token, float32 [L] a trajectory, NaN elsewhere, replayed as sampled."""
         plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
-        return _in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
+        return in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
 
     def publish(self, path: Path) -> None:
         """Write the weights under Hugging Face names; whole or not at all."""
@@ -273,39 +309,9 @@ class TorchEngine(PartBase):
 
     def load(self, directory: Path) -> None:
         """Weights, optimizer, objective and snapshots of a checkpoint; the reference stays the initial policy."""
-        self.model = load_model(str(directory))
+        self.model = load_model(str(directory), self.config.compute)
         self.optimizer = self._new_optimizer()
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
         self.alignment.load_state_dict(torch.load(directory / "alignment.pt", weights_only=True))
         self.snapshots.load(directory / "snapshots")
-
-
-def _with_proximal(batch: TokenBatch, part: list[int], proximal: list[FloatArray | None] | None) -> TokenBatch:
-    """The micro-batch of the trajectories `part` with their proximal log-probs, which are there for all."""
-    assert proximal is not None
-    values = [p for i in part if (p := proximal[i]) is not None]
-    return replace(batch, proximal_logprobs=torch.from_numpy(np.concatenate(values)))
-
-
-def _active_values(
-    plan: list[list[int]], batches: list[TokenBatch], values: list[FloatArray | None] | None
-) -> Tensor | None:
-    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
-    if values is None:
-        return None
-    found = []
-    for part, batch in zip(plan, batches, strict=True):
-        lengths = batch.cu_seqlens.diff().tolist()
-        rows = [values[i] for i in part]
-        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
-        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
-    return torch.cat(found)
-
-
-def _in_order(plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
-    """Per-token values of the micro-batches as one array a trajectory, in the trajectories' own order."""
-    found: dict[int, FloatArray] = {}
-    for part, batch, tensor in zip(plan, batches, values, strict=True):
-        found |= dict(zip(part, unpack(tensor, batch), strict=True))
-    return [found[i] for i in range(len(found))]
