@@ -20,7 +20,8 @@ from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, TRAINING_TABLE, list_
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
 from agent_rl.trainer.engines.torch import TorchEngine
-from agent_rl.trainer.packing import check_lengths, pack, split
+from agent_rl.trainer.microbatches import attention_share, plan_microbatches
+from agent_rl.trainer.packing import check_lengths, pack
 from agent_rl.trainer.token_logprobs import token_logprobs
 
 
@@ -75,13 +76,15 @@ class RecordedBatch:
         self.recorded_routing = any(t.routed_experts is not None for t in self.trajectories)
         limit = config.trainer.max_tokens_per_microbatch
         check_lengths(self.trajectories, limit)
-        self.plan = split([len(t) for t in self.trajectories], limit)
+        self.model = _model(config, checkpoint)
+        lengths = [len(t) for t in self.trajectories]
+        planned = plan_microbatches(lengths, limit, quadratic=attention_share(self.model))
+        self.plan = [parts[0] for parts in planned]
         sampled = torch.cat([torch.from_numpy(self.trajectories[i].loss_mask.copy()) for p in self.plan for i in p])
         if not bool(sampled.any()):
             raise ValueError(f"batch {step} of {run} has no sampled token; choose another step")
         turns = np.concatenate([self.trajectories[i].turn_ids for part in self.plan for i in part])
         self.turn_ids = torch.from_numpy(turns).long()[sampled]
-        self.model = _model(config, checkpoint)
         self._policies: dict[bool, Policy] = {}
 
     def missing(self, candidate: Candidate) -> str | None:
@@ -119,7 +122,7 @@ class RecordedBatch:
             policy = Policy(own, [], [], None, self._reference_logprobs(own))
             batches = self._batches(policy, np.zeros(len(own), np.float32))
             with torch.set_grad_enabled(len(batches) == 1):
-                found = [token_logprobs(self.model, batch) for batch in batches]
+                found = [token_logprobs(self.model, batch, off_support=True) for batch in batches]
             policy.graph = found[0].logprobs if len(batches) == 1 else None
             policy.logprobs = [f.logprobs.detach() for f in found]
             policy.off_support = [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from agent_rl.objective.loss import LossOutput, StepContext
 from agent_rl.objective.metrics import turn_rows
 from agent_rl.objective.quantile import Reduce
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.records import FloatArray
+from agent_rl.trainer.packing import is_dummy
 from agent_rl.trainer.token_logprobs import TokenLogprobs
 
 
@@ -71,8 +74,8 @@ class BoundTokens(NamedTuple):
 
 
 def bound_tokens(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> BoundTokens:
-    """Those of a rank; dummies, whose trajectory is -1, are no episodes and have no sampled token."""
-    counts = [int((b.trajectory_ids[b.cu_seqlens[:-1].long()] >= 0).sum()) for b in batches]
+    """Those of a rank; a dummy is no episode."""
+    counts = [0 if is_dummy(b) else len(b.cu_seqlens) - 1 for b in batches]
     first = [sum(counts[:i]) for i in range(len(counts))]
     off_support = [
         torch.zeros(len(b)) if f.off_support is None else f.off_support for b, f in zip(batches, found, strict=True)
@@ -132,3 +135,35 @@ def mismatch_rows(tokens: StepTokens, proximal_logprobs: Tensor | None) -> list[
     return rows + [
         {"part": name, **row} for name, part in parts.items() if len(proximal) for row in mismatch_table(part)
     ]
+
+
+class StepShare(NamedTuple):
+    """What a rank knows of a step: its active tokens, and `proximal_logprobs` [n] of them where they were computed."""
+
+    tokens: StepTokens
+    bound: BoundTokens
+    proximal_logprobs: Tensor | None
+
+
+def rows_of_all(shares: Sequence[StepShare]) -> list[dict[str, Any]]:
+    """The mismatch rows of the tokens of all ranks, with the audit of the bound."""
+    proximal = [share.proximal_logprobs for share in shares if share.proximal_logprobs is not None]
+    rows = mismatch_rows(join_tokens([share.tokens for share in shares]), torch.cat(proximal) if proximal else None)
+    return with_bound(rows, bound_rows([share.bound for share in shares]))
+
+
+def active_values(
+    plan: Sequence[Sequence[int]], batches: Sequence[TokenBatch], values: Sequence[FloatArray | None] | None
+) -> Tensor | None:
+    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
+    if values is None:
+        return None
+    found = [torch.empty(0)]  # a rank may have dummies only
+    for part, batch in zip(plan, batches, strict=True):
+        if not part:
+            continue
+        lengths = batch.cu_seqlens.diff().tolist()
+        rows = [values[i] for i in part]
+        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
+        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
+    return torch.cat(found)

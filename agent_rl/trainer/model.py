@@ -1,21 +1,41 @@
 """The causal LM that is trained: loading it, and its weights under Hugging Face names."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from agent_rl.settings import Settings
 from agent_rl.trainer import packed_attention
 from agent_rl.trainer.parallel import parallelize
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingReplay
 from agent_rl.trainer.shards import local
+from agent_rl.trainer.token_head import TokenHead
 
 
-def load_model(model_path: str, ranks: Ranks | None = None) -> Any:
-    """The causal LM of a directory in float32, without dropout, on packed attention, ready for routing replay.
+class ComputeConfig(Settings):
+    """How the model computes: what memory and precision its passes take."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products and attention. The weights, their gradients and the optimizer stay in float32, and so does
+    everything from the last hidden state to the log-prob."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each decoder layer and compute the rest again in the backward pass: less memory, about
+    a third more work."""
+    head_budget_mb: int = Field(512, ge=1)
+    """Mebibytes of temporaries of the output layer. Without top-p or top-k a slice of tokens as large as this allows
+    is taken at a time, against the whole vocabulary; if one slice is enough, the backward pass saves a product."""
+
+
+def load_model(model_path: str, compute: ComputeConfig | None = None, ranks: Ranks | None = None) -> Any:
+    """The causal LM of a directory in float32, without dropout, on packed attention, ready for `token_logprobs`.
 
     With `ranks` of more than one process it is sharded over them.
+    Raises `ValueError` if its log-probs cannot be had from hidden states and the output layer.
     """
     from transformers import AutoModelForCausalLM  # heavy
     from transformers.utils.logging import disable_progress_bar
@@ -25,10 +45,16 @@ def load_model(model_path: str, ranks: Ranks | None = None) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
     )
+    model.eval()  # no dropout: at lag 0 the ratio must be 1
+    model.compute = compute or ComputeConfig()
+    model.token_head = TokenHead(model, model.compute.head_budget_mb << 20)
     model.routing_replay = RoutingReplay(model)
+    if model.compute.activation_checkpointing:
+        for layer in model.base_model.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     if ranks is not None and ranks.mesh is not None:
         parallelize(model, ranks.mesh, split_experts=ranks.layout.ep > 1)
-    return model.eval()  # no dropout: at lag 0 the ratio must be 1
+    return model
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:

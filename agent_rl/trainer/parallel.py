@@ -7,6 +7,7 @@ then plain rectangles, which files and checkpoints of another layout can be read
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -20,6 +21,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.functional import linear
+
+from agent_rl.trainer.kept_head import Reduce, VocabularyShard
+from agent_rl.trainer.shards import slices
 
 EXPERTS = "expert_parallel"
 """The name of our experts' forward pass in transformers."""
@@ -45,13 +49,13 @@ def _fsdp_placement(parameter: torch.nn.Parameter) -> Shard | None:
 
 def _split_over_tp(model: Any, mesh: DeviceMesh, split_experts: bool) -> None:
     tied = model.lm_head.weight is model.model.embed_tokens.weight
-    ends: dict[str, ParallelStyle] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    parallelize_module(model, mesh, ends)
+    embedding = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallelize_module(model, mesh, {"model.embed_tokens": embedding})
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
+    else:
+        _shard_rows(model.lm_head, "weight", mesh)
+    model.token_head.shard = _vocabulary_shard(model.lm_head.weight, mesh)
     for layer in model.model.layers:
         parallelize_module(layer, mesh, _attention_plan())
         if not hasattr(layer.mlp, "experts"):
@@ -94,9 +98,27 @@ def _split_experts(experts: Any, mesh: DeviceMesh) -> None:
     """Whole experts over the ranks of tp, which all have the same tokens: nothing is sent but the summed output."""
     experts.expert_mesh = mesh
     for name in ("gate_up_proj", "down_proj"):
-        whole = getattr(experts, name)
-        sharded = distribute_tensor(whole.detach(), mesh, [Shard(0)])
-        setattr(experts, name, torch.nn.Parameter(sharded, requires_grad=whole.requires_grad))
+        _shard_rows(experts, name, mesh)
+
+
+def _shard_rows(module: torch.nn.Module, name: str, mesh: DeviceMesh) -> None:
+    whole = getattr(module, name)
+    sharded = distribute_tensor(whole.detach(), mesh, [Shard(0)])
+    setattr(module, name, torch.nn.Parameter(sharded, requires_grad=whole.requires_grad))
+
+
+def _vocabulary_shard(weight: Tensor, mesh: DeviceMesh) -> VocabularyShard:
+    """For the output layer, whose rows are the vocabulary: it gives log-probs, so no logits are ever gathered."""
+
+    def reduced(operation: Any) -> Reduce:
+        def reduce(tensor: Tensor) -> Tensor:
+            total = tensor.detach().clone()
+            dist.all_reduce(total, operation, group=mesh.get_group())
+            return total
+
+        return reduce
+
+    return VocabularyShard(slices(weight)[0].start, reduced(dist.ReduceOp.SUM), reduced(dist.ReduceOp.MAX))
 
 
 def _register_experts() -> None:

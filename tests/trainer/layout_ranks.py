@@ -2,7 +2,6 @@
 
 import multiprocessing
 import multiprocessing.connection
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -130,14 +129,12 @@ def spawn(main: Callable[..., None], *args: Any, num_ranks: int = 4) -> None:
 
 def layouts_main(rank: int, directory: Path, cases: dict[str, tuple[Layout, str]]) -> None:
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for name, (layout, path) in cases.items():
         in_layout(rank, directory, name, layout, lambda layout=layout, path=path: three_steps(layout, path))
 
 
 def chain_main(rank: int, directory: Path, path: str) -> None:
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     routed = "mixture" in path
     keys: dict[str, Any] = {"max_cosine": 0.1, "proximal": {"every": 1}}
 

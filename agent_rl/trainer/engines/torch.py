@@ -1,10 +1,10 @@
-"""The torch-native trainer: packed micro-batches over one process or a mesh of ranks, one optimizer step a call."""
+"""The torch-native trainer: packed micro-batches over one process or a mesh of ranks, one or several optimizer steps
+a rollout batch."""
 
 import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
-from agent_rl.objective.diagnostics import StepTokens
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
 from agent_rl.objective.metrics import step_metrics
@@ -23,24 +22,25 @@ from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.trainer.base import TrainResult
+from agent_rl.trainer.batch_reuse import (
+    RolloutBatch,
+    Update,
+    batch_metrics,
+    first_use,
+    minibatches,
+    mismatch_by_update,
+    trained_at,
+)
 from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
 from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
 from agent_rl.trainer.layout import Layout
-from agent_rl.trainer.mismatch import (
-    bound_rows,
-    bound_tokens,
-    join_tokens,
-    mismatch_rows,
-    reference_rows,
-    step_tokens,
-    with_bound,
-)
-from agent_rl.trainer.model import load_model, weights_of
-from agent_rl.trainer.packing import check_lengths, dummy, pack, plan_microbatches, unpack
-from agent_rl.trainer.proximal import ProximalConfig, active_values, is_chosen, with_proximal
+from agent_rl.trainer.microbatches import attention_share, plan_microbatches
+from agent_rl.trainer.mismatch import StepShare, active_values, bound_tokens, reference_rows, rows_of_all, step_tokens
+from agent_rl.trainer.model import ComputeConfig, load_model, weights_of
+from agent_rl.trainer.packing import by_index, check_lengths, pack, with_column
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
-from agent_rl.trainer.snapshots import Snapshots
+from agent_rl.trainer.snapshots import ProximalConfig, Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
 from agent_rl.trainer.weight_file import write_weights
 
@@ -75,7 +75,19 @@ class TorchEngine(PartBase):
         max_cosine: float | None = Field(None, gt=0, lt=1)
         """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
-        """Tokens in one packed forward and backward pass: what bounds memory."""
+        """Tokens in one packed forward and backward pass: what bounds memory. Gradients add up over the passes of an
+        update, so this changes nothing else."""
+        num_minibatches: int = Field(1, ge=1)
+        """Parts, of whole groups, that a rollout batch is cut into, with an optimizer step on each."""
+        num_epochs: int = Field(1, ge=1)
+        """How often each rollout batch is gone through. Every optimizer step is a policy version, so within a batch
+        the lag grows by 1 an update, and `pipeline.exact_lag: k` begins at k * num_minibatches * num_epochs."""
+        compute: ComputeConfig = ComputeConfig()
+        """Precision and memory."""
+        off_support_every: int = Field(1, ge=0)
+        """With top-p or top-k: rollout batches between computations of the policy's mass off the kept sets, which the
+        bound's audit reads. It costs a pass of the output layer over the whole vocabulary without gradient; 0 is
+        never."""
         proximal: ProximalConfig = ProximalConfig()
         """When log-probs are recomputed at the version that each token was sampled with."""
         num_threads: int = Field(1, ge=1)
@@ -89,6 +101,11 @@ class TorchEngine(PartBase):
             """The same trainer with the layout 1 x 1, for what reads its checkpoints elsewhere."""
             return self.model_copy(update={"dp": 1, "tp": 1, "ep": 1})
 
+        @property
+        def updates_per_batch(self) -> int:
+            """Optimizer steps that a rollout batch is used for."""
+            return self.num_minibatches * self.num_epochs
+
     def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
@@ -99,14 +116,15 @@ class TorchEngine(PartBase):
         self.snapshots = Snapshots(config.proximal.max_snapshots)
         self.alignment = GradientAlignment(config.max_cosine)
         self.frozen: Any = None
-        self.model = load_model(model_path, self.ranks)
+        self.model = load_model(model_path, config.compute, self.ranks)
+        self.quadratic = attention_share(self.model)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
     def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return load_model(model_path, self.ranks).requires_grad_(False)
+        return load_model(model_path, self.config.compute, self.ranks).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
@@ -114,22 +132,42 @@ class TorchEngine(PartBase):
         return torch.optim.AdamW(groups, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
-        """Advantages, packing, the step's statistic, forward and backward a micro-batch, one AdamW step.
+        """The updates that the batch is used for, each an optimizer step and a policy version from `policy_version` on.
 
-        Every rank is given all trajectories, takes its share of them, and returns the result of all.
-        A step without a sampled token, or with a gradient that is not finite, changes no weight and is
-        counted in the metrics `skipped_empty` and `skipped_nonfinite`.
+        Advantages, proximal and reference log-probs are those of the whole batch, computed once. A step without a
+        sampled token, or with a gradient that is not finite, changes no weight and is counted in the metrics
+        `skipped_empty` and `skipped_nonfinite`. Every rank is given all trajectories, takes its share of each pass, and
+        returns the result of all.
         """
         started = time.monotonic()
         if not trajectories:
             return TrainResult(
                 np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
             )
-        advantages = self._advantages(trajectories)
-        plan, batches = self._pack(trajectories, advantages)
-        proximal = self._proximal(trajectories, policy_version)
-        if self._needs_proximal:
-            batches = [with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
+        batch = RolloutBatch(
+            trajectories,
+            advantages=self._advantages(trajectories),
+            proximal=self._proximal(trajectories, policy_version),
+            reference=self._reference_logprobs(trajectories),
+        )
+        parts = minibatches([t.group_id for t in trajectories], self.config.num_minibatches, self.config.num_epochs)
+        updates = [self._train_once(batch.select(part), part, policy_version + h) for h, part in enumerate(parts)]
+        return TrainResult(
+            advantages=batch.advantages,
+            logprobs=first_use(updates, "logprobs"),
+            entropy=first_use(updates, "entropy"),
+            ref_logprobs=batch.reference,
+            proximal_logprobs=batch.proximal,
+            trained_at=trained_at(updates),
+            metrics={**batch_metrics(updates), "train_s": time.monotonic() - started},
+            mismatch=mismatch_by_update(updates),
+        )
+
+    def _train_once(self, chosen: RolloutBatch, indices: list[int], policy_version: int) -> Update:
+        """The step's statistic, forward and backward a micro-batch, one AdamW step."""
+        if not indices:
+            return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
+        plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
         routing = RoutingTally()
         step, outputs, found = self._accumulate(batches, policy_version, routing)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
@@ -138,7 +176,8 @@ class TorchEngine(PartBase):
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
-            mismatch = self._mismatch(tokens, batches, found, active_values(plan, batches, proximal))
+            at_proximal = active_values(plan, batches, chosen.proximal)
+            mismatch = rows_of_all(self.ranks.gather(StepShare(tokens, bound_tokens(batches, found), at_proximal)))
             metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
             metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
             routing.join(self.ranks.gather(routing.counts))
@@ -146,25 +185,14 @@ class TorchEngine(PartBase):
             metrics |= routing.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
-        metrics["train_s"] = time.monotonic() - started
-        return TrainResult(
-            advantages=advantages,
-            logprobs=self._in_order(plan, batches, logprobs),
-            entropy=self._in_order(plan, batches, entropies),
-            ref_logprobs=self._reference_in_order(plan, batches),
-            proximal_logprobs=proximal,
-            metrics=metrics,
-            mismatch=mismatch,
-        )
+        own, entropy = self._in_order(plan, batches, logprobs), self._in_order(plan, batches, entropies)
+        return Update(indices, policy_version, own, entropy, metrics, mismatch)
 
-    def _mismatch(
-        self, tokens: StepTokens, batches: list[TokenBatch], found: list[TokenLogprobs], proximal: Tensor | None
-    ) -> list[dict[str, Any]]:
-        """The mismatch rows of the tokens of all ranks, with the audit of the bound."""
-        shares = self.ranks.gather((tokens, bound_tokens(batches, found), proximal))
-        at_proximal = None if proximal is None else torch.cat([share[2] for share in shares if share[2] is not None])
-        rows = mismatch_rows(join_tokens([share[0] for share in shares]), at_proximal)
-        return with_bound(rows, bound_rows([share[1] for share in shares]))
+    def _in_order(self, plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
+        """Per-token values of all ranks' micro-batches as one array a trajectory, in the trajectories' own order."""
+        shares = self.ranks.gather(by_index(plan, batches, values))
+        found = {index: array for share in shares for index, array in share.items()}
+        return [found[i] for i in range(len(found))]
 
     @property
     def _needs_proximal(self) -> bool:
@@ -182,28 +210,18 @@ class TorchEngine(PartBase):
         self.snapshots.keep(policy_version, self.model)
         if self._needs_proximal:
             fraction = 1.0
-        elif policy_version % every:
+        elif self._batch_number(policy_version) % every:
             return None
-        chosen = [i for i, trajectory in enumerate(trajectories) if is_chosen(trajectory, fraction)]
+        chosen = [
+            i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
+        ]
         found: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
-        for index, values in zip(chosen, self._in_order(plan, batches, self._at_own_versions(batches)), strict=True):
-            found[index] = values
-        return found
-
-    def _at_own_versions(self, batches: list[TokenBatch]) -> list[Tensor]:
-        """Log-probs [T] of each micro-batch, every token's at its own policy version."""
         if self.frozen is None:
-            self.frozen = load_model(str(self.source), self.ranks).requires_grad_(False)
-        found = [torch.zeros(len(batch)) for batch in batches]
-        versions = [set(b.policy_versions[b.loss_mask].tolist()) for b in batches]
-        by_round = [set().union(*parts) for parts in zip(*self.ranks.gather(versions), strict=True)]
-        for version in sorted(set().union(*by_round)):
-            self.snapshots.load_into(self.frozen, version)
-            for values, batch, present in zip(found, batches, by_round, strict=True):
-                if version in present:  # on some rank, and then all of them take part
-                    own = batch.policy_versions == version
-                    values[own] = token_logprobs(self.frozen, batch)[0][own]
+            self.frozen = load_model(str(self.source), self.config.compute, self.ranks).requires_grad_(False)
+        logprobs = self.snapshots.logprobs(self.frozen, batches, self.ranks)
+        for index, values in zip(chosen, self._in_order(plan, batches, logprobs), strict=True):
+            found[index] = values
         return found
 
     def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
@@ -214,25 +232,36 @@ class TorchEngine(PartBase):
         return found
 
     def _pack(
-        self, trajectories: Sequence[Trajectory], advantages: FloatArray
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: FloatArray,
+        columns: Mapping[str, Sequence[FloatArray]] | None = None,
     ) -> tuple[list[list[int]], list[TokenBatch]]:
-        """(which trajectory went into which micro-batch, the micro-batches) of this rank, the same number on each.
+        """(which trajectory went into which micro-batch, the micro-batches with further `columns`) of this rank.
 
-        A rank that has no trajectory left for a micro-batch takes part with one token that is not trained on.
+        A rank that has no trajectory left for a micro-batch takes part with a dummy.
         """
-        check_lengths(trajectories, self.config.max_tokens_per_microbatch)
-        rounds = plan_microbatches(
-            [len(t) for t in trajectories], self.config.max_tokens_per_microbatch, self.config.dp
-        )
-        plan = [parts[self.ranks.dp_rank] for parts in rounds]
+        limit = self.config.max_tokens_per_microbatch
+        check_lengths(trajectories, limit)
+        planned = plan_microbatches([len(t) for t in trajectories], limit, self.config.dp, self.quadratic)
+        plan = [parts[self.ranks.dp_rank] for parts in planned]
         with self.ranks.together():
-            batches = [
-                pack([trajectories[i] for i in part], advantages[part].tolist()) if part else dummy() for part in plan
-            ]
+            batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+            for name, values in (columns or {}).items():
+                batches = [with_column(b, part, name, values) for b, part in zip(batches, plan, strict=True)]
+        return plan, batches
+
+    @torch.no_grad()
+    def _reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray] | None:
+        """Log-probs of the initial policy, where the objective reads them."""
         if self.reference is None:
-            return plan, batches
-        with torch.no_grad():
-            return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
+            return None
+        plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
+        return self._in_order(plan, batches, [token_logprobs(self.reference, batch)[0] for batch in batches])
+
+    def _batch_number(self, policy_version: int) -> int:
+        """Which rollout batch of the run a version is trained on."""
+        return policy_version // self.config.updates_per_batch
 
     def _accumulate(
         self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
@@ -243,16 +272,16 @@ class TorchEngine(PartBase):
         pass that is trained gives them; with more, a pass without gradients goes first.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        step = None
+        step, number = None, self._batch_number(policy_version)
+        off_support = self.config.off_support_every > 0 and number % self.config.off_support_every == 0
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches), self.ranks.reduce, policy_version)
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches), self.ranks.reduce, number)
         outputs, found = [], []
         for batch in batches:
-            current = token_logprobs(self.model, batch)
+            current = token_logprobs(self.model, batch, off_support)
             routing.add(self.model, batch.turn_ids)
             constant = current._replace(logprobs=current.logprobs.detach())
-            if step is None:
-                step = self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, policy_version)
+            step = step or self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, number)
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
@@ -279,18 +308,6 @@ class TorchEngine(PartBase):
         if finite:
             self.optimizer.step()
         return {**metrics, "grad_norm": norm, "skipped_nonfinite": float(not finite)}
-
-    def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
-        found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
-        return self._in_order(plan, batches, found) if found else None
-
-    def _in_order(self, plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
-        """Per-token values of all ranks' micro-batches as one array a trajectory, in the trajectories' own order."""
-        mine: dict[int, FloatArray] = {}
-        for part, batch, tensor in zip(plan, batches, values, strict=True):
-            mine |= dict(zip(part, unpack(tensor, batch), strict=True)) if part else {}
-        found = {index: array for share in self.ranks.gather(mine) for index, array in share.items()}
-        return [found[i] for i in range(len(found))]
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
@@ -322,7 +339,7 @@ class TorchEngine(PartBase):
         """Weights, optimizer, objective and snapshots of a checkpoint, whatever layout wrote it; the reference stays
         the initial policy. Raises `ValueError` if it is of another architecture."""
         check_architecture(directory, self.model)
-        self.model = load_model(str(directory), self.ranks)
+        self.model = load_model(str(directory), self.config.compute, self.ranks)
         self.optimizer = self._new_optimizer()
         load_optimizer(directory, self.model, self.optimizer, self.alignment, self.ranks)
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
