@@ -11,14 +11,14 @@ from torch import Tensor
 
 from agent_rl import facts
 from agent_rl.config import RunConfig, model_directory
-from agent_rl.objective.advantage import group_advantages
-from agent_rl.objective.config import AdvantageConfig, ObjectiveConfig
+from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.loss import LossOutput, Objective
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, TRAINING_TABLE, list_checkpoints
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
+from agent_rl.trainer.batch_reuse import advantages_of
 from agent_rl.trainer.engines.torch import TorchEngine
 from agent_rl.trainer.microbatches import attention_share, plan_microbatches
 from agent_rl.trainer.packing import check_lengths, pack
@@ -102,7 +102,7 @@ class RecordedBatch:
     def measure(self, candidate: Candidate) -> Measured:
         """The candidate's loss, gradient and figures; a clip that is the run's own has its state."""
         policy, config = self.policy(candidate.routing_replay), candidate.objective
-        batches = self._batches(policy, _advantages(self.trajectories, config.advantage))
+        batches = self._batches(policy, advantages_of(self.trajectories, config.advantage))
         objective = Objective(config)
         if config.clip == self.config.objective.clip:
             objective.load_state_dict(torch.load(self.checkpoint / "objective.pt", weights_only=True))
@@ -199,13 +199,6 @@ def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory
     if any(column is None for column in columns):
         return trajectories, None
     return trajectories, [np.asarray(column, np.float32) for column in columns]
-
-
-def _advantages(trajectories: Sequence[Trajectory], config: AdvantageConfig) -> np.ndarray:
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-    outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
-    groups = torch.tensor([t.group_id for t in trajectories])
-    return group_advantages(rewards, groups, config, outcomes).numpy()
 
 
 def _active(batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], name: str) -> Tensor:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from agent_rl.objective.advantage import group_advantages
+from agent_rl.objective.config import AdvantageConfig
 from agent_rl.records import FloatArray, Trajectory
 
 _SUMS = ("num_microbatches", "skipped_empty", "skipped_nonfinite")
@@ -47,6 +50,15 @@ class Update:
     entropy: list[FloatArray]
     metrics: dict[str, float]
     mismatch: list[dict[str, Any]]
+
+
+def advantages_of(trajectories: Sequence[Trajectory], config: AdvantageConfig) -> FloatArray:
+    """The group advantage of each trajectory, float32 [n]; groups must be whole."""
+    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
+    outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
+    groups = torch.tensor([t.group_id for t in trajectories])
+    found: FloatArray = group_advantages(rewards, groups, config, outcomes).numpy()
+    return found
 
 
 def minibatches(group_ids: Sequence[int], num_minibatches: int, num_epochs: int) -> list[list[int]]:

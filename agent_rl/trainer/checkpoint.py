@@ -74,7 +74,11 @@ class CheckpointWriter:
             writing.result()
 
     def _write(self, directory: Path, staged: Staged) -> None:
-        (directory / "snapshots").mkdir(exist_ok=True)
+        if self._ranks.is_first:  # of a checkpoint that is written over nothing must stay
+            for name in ("optimizer", "snapshots"):
+                shutil.rmtree(directory / name, ignore_errors=True)
+            (directory / "snapshots").mkdir()
+        self._ranks.barrier(self._group)
         for version, weights in sorted(staged.snapshots.items()):
             write_weights(directory / "snapshots" / f"{version}.safetensors", weights, self._ranks, self._group)
         save_distributed(staged.optimizer, checkpoint_id=directory / "optimizer", process_group=self._group)

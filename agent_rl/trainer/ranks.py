@@ -74,6 +74,11 @@ class Ranks:
         if others:
             raise ValueError(others[0])
 
+    def barrier(self, group: dist.ProcessGroup | None = None) -> None:
+        """Wait until every rank is here."""
+        if self.mesh is not None:
+            dist.barrier(group=group)
+
     def new_group(self) -> dist.ProcessGroup:
         """Another group of all ranks, for what goes on beside the training; every rank must call it."""
         if self.mesh is not None:

@@ -34,7 +34,8 @@ class RoutingReplay:
 
     So it still holds in the backward pass, where gradient checkpointing runs the routers a second time.
     `differed`: by decoder layer, bool [T] of the last forward pass, where the model's own set of experts was
-    another than the recorded one; `reported` likewise, where there was a recorded one.
+    another than the recorded one; `reported` likewise, where there was a recorded one. `logits` [T, E] of the router,
+    with gradient, and the experts `chosen` [T, k], whether replayed or its own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -42,6 +43,8 @@ class RoutingReplay:
         self._num_layers = model.config.num_hidden_layers
         self._num_experts = model.config.num_experts if found else 0
         self._experts: Tensor | None = None
+        self.logits: dict[int, Tensor] = {}
+        self.chosen: dict[int, Tensor] = {}
         self.differed: dict[int, Tensor] = {}
         self.reported: dict[int, Tensor] = {}
         for layer, router in found.items():
@@ -64,14 +67,16 @@ class RoutingReplay:
 
     def _hook(self, layer: int) -> Callable[[Any, Any, RouterOutput], RouterOutput]:
         def hook(router: Any, _inputs: Any, output: RouterOutput) -> RouterOutput:
+            logits, weights, own = output
+            self.logits[layer], self.chosen[layer] = logits, own
             if self._experts is None:
                 return output
-            logits, weights, own = output
             recorded = self._experts[:, layer].long()
             reported = recorded[:, :1] >= 0
             experts = torch.where(reported, recorded, own)
             other = (own.sort(-1).values != experts.sort(-1).values).any(-1)
             self.differed[layer], self.reported[layer] = other, reported.squeeze(1)
+            self.chosen[layer] = experts
             replayed = replayed_weights(logits, experts, router.norm_topk_prob)
             return logits, torch.where(reported, replayed, weights), experts
 

@@ -36,7 +36,7 @@ def write_weights(
     temporary = path.with_suffix(".tmp")
     if ranks.is_first:
         _create(temporary, header, size)
-    _barrier(ranks, group)
+    ranks.barrier(group)
     storage = torch.UntypedStorage.from_file(str(temporary), shared=True, nbytes=size)
     for name, tensor in weights.items():
         if ranks.tp_rank == 0 or is_split(tensor, "tp"):
@@ -44,10 +44,10 @@ def write_weights(
             whole.set_(storage, places[name] // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]
             whole[slices(tensor)] = local(tensor.detach())
     del storage
-    _barrier(ranks, group)
+    ranks.barrier(group)
     if ranks.is_first:
         temporary.rename(path)
-    _barrier(ranks, group)
+    ranks.barrier(group)
 
 
 def read_weights(path: Path, layout: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -91,8 +91,3 @@ def _create(path: Path, header: bytes, size: int) -> None:
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         file.write(header)
-
-
-def _barrier(ranks: Ranks, group: dist.ProcessGroup | None) -> None:
-    if ranks.mesh is not None:
-        dist.barrier(group=group)

@@ -86,7 +86,7 @@ def everything(trainer: TorchEngine) -> dict[str, Tensor]:
 def three_steps(layout: Layout, path: str) -> dict[str, Any]:
     """Three steps of the real loss: what came out of each, with gradients and weights after it."""
     routed = "mixture" in path
-    trainer = engine(layout, path, max_cosine=0.1, proximal={"every": 1})
+    trainer = engine(layout, path, max_cosine=0.1, proximal={"every": 1}, load_balancing=0.01)
     found: dict[str, Any] = {"results": [], "gradients": [], "weights": []}
     for step in range(NUM_STEPS):
         found["results"].append(trainer.train(trajectories(step, routed), step))

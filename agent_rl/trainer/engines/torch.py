@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
@@ -25,6 +24,7 @@ from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.batch_reuse import (
     RolloutBatch,
     Update,
+    advantages_of,
     batch_metrics,
     first_use,
     minibatches,
@@ -34,6 +34,7 @@ from agent_rl.trainer.batch_reuse import (
 from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
 from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
 from agent_rl.trainer.layout import Layout
+from agent_rl.trainer.load_balancing import LoadBalancing
 from agent_rl.trainer.microbatches import attention_share, plan_microbatches
 from agent_rl.trainer.mismatch import StepShare, active_values, bound_tokens, reference_rows, rows_of_all, step_tokens
 from agent_rl.trainer.model import ComputeConfig, load_model, weights_of
@@ -74,6 +75,9 @@ class TorchEngine(PartBase):
         """Log the cosine of each step's gradient to the last one's; costs a copy of the gradient."""
         max_cosine: float | None = Field(None, gt=0, lt=1)
         """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
+        load_balancing: float = Field(0.0, ge=0)
+        """Coefficient of the loss that evens out the load of a mixture's experts over each step; 0 leaves it out. The
+        figure of that name is the loss itself, 1 where all is even."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
         """Tokens in one packed forward and backward pass: what bounds memory. Gradients add up over the passes of an
         update, so this changes nothing else."""
@@ -146,7 +150,7 @@ class TorchEngine(PartBase):
             )
         batch = RolloutBatch(
             trajectories,
-            advantages=self._advantages(trajectories),
+            advantages=advantages_of(trajectories, self.advantage),
             proximal=self._proximal(trajectories, policy_version),
             reference=self._reference_logprobs(trajectories),
         )
@@ -169,7 +173,8 @@ class TorchEngine(PartBase):
             return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
         plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
         routing = RoutingTally()
-        step, outputs, found = self._accumulate(batches, policy_version, routing)
+        balance = LoadBalancing(self.model, self.config.load_balancing, self.ranks.reduce)
+        step, outputs, found = self._accumulate(batches, policy_version, routing, balance)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
         self.objective.end_step(batches, logprobs, step, self.ranks.reduce)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
@@ -182,7 +187,7 @@ class TorchEngine(PartBase):
             metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
             routing.join(self.ranks.gather(routing.counts))
             mismatch += [*reference_rows(batches, outputs, step, self.ranks.reduce), *routing.rows()]
-            metrics |= routing.metrics()
+            metrics |= routing.metrics() | balance.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
         own, entropy = self._in_order(plan, batches, logprobs), self._in_order(plan, batches, entropies)
@@ -224,13 +229,6 @@ class TorchEngine(PartBase):
             found[index] = values
         return found
 
-    def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
-        rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-        outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
-        groups = torch.tensor([t.group_id for t in trajectories])
-        found: FloatArray = group_advantages(rewards, groups, self.advantage, outcomes).numpy()
-        return found
-
     def _pack(
         self,
         trajectories: Sequence[Trajectory],
@@ -264,7 +262,7 @@ class TorchEngine(PartBase):
         return policy_version // self.config.updates_per_batch
 
     def _accumulate(
-        self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
+        self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally, balance: LoadBalancing
     ) -> tuple[StepContext, list[LossOutput], list[TokenLogprobs]]:
         """Gradients of the step's loss, with what each micro-batch's loss was made of.
 
@@ -275,26 +273,32 @@ class TorchEngine(PartBase):
         step, number = None, self._batch_number(policy_version)
         off_support = self.config.off_support_every > 0 and number % self.config.off_support_every == 0
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches), self.ranks.reduce, number)
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches, balance), self.ranks.reduce, number)
         outputs, found = [], []
         for batch in batches:
             current = token_logprobs(self.model, batch, off_support)
             routing.add(self.model, batch.turn_ids)
+            if len(batches) == 1:
+                balance.count(self.model, batch)
             constant = current._replace(logprobs=current.logprobs.detach())
             step = step or self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, number)
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
-                output.loss.backward()  # type: ignore[no-untyped-call]
+                (output.loss + balance.loss(self.model, batch)).backward()
                 outputs.append(output)
         assert step is not None
         return step, outputs, found
 
-    def _no_grad_pass(self, batches: list[TokenBatch]) -> list[Tensor] | None:
-        if not self.objective.needs_step_pass:
+    @torch.no_grad()
+    def _no_grad_pass(self, batches: list[TokenBatch], balance: LoadBalancing) -> list[Tensor] | None:
+        if not (self.objective.needs_step_pass or balance.is_on):
             return None
-        with torch.no_grad():
-            return [token_logprobs(self.model, batch)[0] for batch in batches]
+        found = []
+        for batch in batches:
+            found.append(token_logprobs(self.model, batch).logprobs)
+            balance.count(self.model, batch)
+        return found
 
     def _update(self, step: StepContext) -> dict[str, float]:
         if step.empty:
