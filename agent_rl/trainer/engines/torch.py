@@ -285,7 +285,7 @@ class TorchEngine(PartBase):
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
-                (output.loss + balance.loss(self.model, batch)).backward()
+                (output.loss + balance.loss(self.model, batch)).backward()  # type: ignore[no-untyped-call]
                 outputs.append(output)
         assert step is not None
         return step, outputs, found
