@@ -57,7 +57,7 @@ class EvalConfig(Settings):
 
 
 class BatchConfig(Settings):
-    """What one optimizer step trains on."""
+    """What one step of a run trains on."""
 
     num_prompts: int = Field(16, ge=1)
     """Prompts a step."""
@@ -102,7 +102,7 @@ class RunConfig(Settings):
     seed: int = 0
     """Every random choice is hashed from this."""
     num_steps: int = Field(40, ge=1)
-    """Optimizer steps."""
+    """Rollout batches to train on; one optimizer step each, unless the trainer reuses a batch for several."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Where training starts from."""
     routing_replay: bool = False
@@ -137,6 +137,21 @@ class RunConfig(Settings):
             raise ValueError(
                 "batch.group_size is 1, but group advantages compare the episodes of a prompt; "
                 "set batch.group_size to 2 or more"
+            )
+        return self
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps, each a policy version, that the trainer makes of one rollout batch."""
+        return getattr(self.trainer, "updates_per_batch", 1)
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> Self:
+        parts, prompts = getattr(self.trainer, "num_minibatches", 1), self.batch.num_prompts
+        if parts > prompts:
+            raise ValueError(
+                f"trainer.num_minibatches is {parts}, but a batch has the groups of {prompts} prompts, which stay "
+                "whole; lower it or raise batch.num_prompts"
             )
         return self
 

@@ -46,6 +46,12 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     """
     checkpoint = newest_checkpoint(path) if resume else None
     state = RunState.load(checkpoint) if checkpoint else RunState()
+    if checkpoint and state.updates_per_batch != config.updates_per_batch:
+        raise ValueError(
+            f"{path} made {state.updates_per_batch} updates of each batch, and the config now asks for "
+            f"{config.updates_per_batch}, which would miscount its policy versions; leave trainer.num_minibatches * "
+            "trainer.num_epochs as it was"
+        )
     schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
     schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
     prompts = checked_prompts(config)
@@ -56,7 +62,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         stages = start_stages(config, prompts, server, schedule.waves)
         stack.callback(stages.channel.close)
         stack.callback(close_workers, stages.workers)
-        load_weights(stages, checkpoint, state.step, schedule)
+        load_weights(stages, checkpoint, state.step, schedule, config.updates_per_batch)
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
         controller = Controller(config, schedule, stages, directory, on_row)
@@ -128,7 +134,9 @@ def lock(path: Path) -> Iterator[None]:
                 shutil.rmtree(path)
 
 
-def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule) -> None:
+def load_weights(
+    stages: Stages, checkpoint: Path | None, start: int, schedule: Schedule, updates_per_batch: int = 1
+) -> None:
     """Give trainer and engines the weights that step `start` begins with: the newest and the served version."""
     channel: WeightChannel = stages.channel
     if checkpoint:
@@ -138,7 +146,7 @@ def load_weights(stages: Stages, checkpoint: Path | None, start: int, schedule: 
     if checkpoint and served != start:
         channel.path(served).write_bytes((checkpoint / "served.safetensors").read_bytes())
     path = str(channel.path(served))
-    ray.get([worker.update_weights.remote(path, served) for worker in stages.workers])
+    ray.get([worker.update_weights.remote(path, served * updates_per_batch) for worker in stages.workers])
 
 
 def newest_checkpoint(path: Path) -> Path:

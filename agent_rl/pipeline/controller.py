@@ -47,12 +47,14 @@ class Generation:
 
 
 class Controller:
-    """Runs optimizer steps from where `directory` stands to `num_steps`. Batch i is trained at step i."""
+    """Trains batches from where `directory` stands to `num_steps`: batch i at step i, from policy version i times the
+    updates that the trainer makes of a batch."""
 
     def __init__(
         self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, on_row: OnRow
     ) -> None:
         self.config, self.schedule, self.stages = config, schedule, stages
+        self.updates = config.updates_per_batch
         self.directory, self.on_row = directory, on_row
         self.ready: dict[int, list[Trajectory]] = {}
         self.dropped: list[dict[str, Any]] = []
@@ -81,7 +83,7 @@ class Controller:
                 row |= self._collect(ahead)
             batch = self.ready.pop(self.step)
             self._check_lag(batch)
-            training = self.stages.trainer.train.remote(batch, self.step)
+            training = self.stages.trainer.train.remote(batch, self.step * self.updates)
             if self.schedule.prefetch > 0:
                 row |= self._collect(ahead)
             result = self._wait([training])[0]
@@ -159,7 +161,7 @@ class Controller:
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
         """Lag is a promise: every sampled token carries the version that the schedule says."""
-        promised = self.schedule.version(self.step)
+        promised = self.schedule.version(self.step) * self.updates
         for trajectory in batch:
             versions = trajectory.policy_versions[trajectory.loss_mask]
             assert (versions == promised).all(), (
@@ -168,7 +170,7 @@ class Controller:
             )
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """The trainer writes the new version; when the interval is over, engines load it. Returns seconds of each."""
+        """The trainer writes the new version, counted in batches; engines load it when due. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
         self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
         times = {"publish_s": time.monotonic() - started}
@@ -184,7 +186,9 @@ class Controller:
 
     def _serve(self, policy_version: int) -> None:
         path = str(self.stages.channel.path(policy_version))
-        self._wait([worker.update_weights.remote(path, policy_version) for worker in self.stages.workers])
+        self._wait(
+            [worker.update_weights.remote(path, policy_version * self.updates) for worker in self.stages.workers]
+        )
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
@@ -210,7 +214,7 @@ class Controller:
         if refs is None:
             return {}
         started = time.monotonic()
-        evaluation = collect_evaluation(self.config, self.step, self._wait(refs))
+        evaluation = collect_evaluation(self.config, self.step * self.updates, self._wait(refs))
         self.directory.write_evaluation(self.step, evaluation.rows)
         return {**evaluation.figures, "eval_s": time.monotonic() - started}
 
@@ -223,7 +227,7 @@ class Controller:
         rows, self.dropped = [*training_rows(self.step, batch, result), *self.dropped], []
         self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
-        row = metrics_row(self.step, row, batch, result, wall_s) | {
+        row = metrics_row(self.step, self.step * self.updates, row, batch, result, wall_s) | {
             f"groups/{fate}": count for fate, count in ledger.counts().items()
         }
         self.directory.write_metrics(row)
@@ -245,7 +249,8 @@ class Controller:
         self._wait([self.stages.trainer.begin_save.remote(str(temporary))])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
         queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
-        RunState(step=self.step, queue=queue, ramps=self.schedule.ramps).save(temporary)
+        state = RunState(step=self.step, updates_per_batch=self.updates, queue=queue, ramps=self.schedule.ramps)
+        state.save(temporary)
         self.saving = temporary, self.step
 
     def _commit_checkpoint(self) -> None:
@@ -259,7 +264,7 @@ class Controller:
     def _finish(self) -> None:
         """A last line of metrics: what the final policy scores."""
         if figures := self._evaluate_if_due():
-            row = {"step": self.step, "policy_version": self.step, **figures}
+            row = {"step": self.step, "policy_version": self.step * self.updates, **figures}
             self.directory.write_metrics(row)
             self.on_row(row)
 

@@ -71,8 +71,8 @@ class RunDirectory:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
         facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch], facts.MISMATCH)
 
-    def write_evaluation(self, policy_version: int, rows: list[dict[str, Any]]) -> None:
-        facts.write_part(self.evaluations, policy_version, rows, facts.EVALUATION)
+    def write_evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
+        facts.write_part(self.evaluations, step, rows, facts.EVALUATION)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and the same figures to TensorBoard."""

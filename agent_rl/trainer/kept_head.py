@@ -64,7 +64,7 @@ def head_logprobs(
     Temporaries stay near `budget_bytes`, or those of one row. `off_support` asks for the mass off the kept sets, for
     which the whole vocabulary has to be gone through, without gradient; without kept sets it is None.
     """
-    hidden = _ShareWithRanks.apply(hidden.float(), shard.sum) / tokens.temperature[:, None]
+    hidden = _ShareWithRanks.apply(hidden.float(), shard.sum) / tokens.temperature[:, None]  # type: ignore[no-untyped-call]
     weight = weight.float()
     if tokens.kept_ids is None or tokens.kept_offsets is None:
         logprobs, entropies, _ = _full_support(hidden, weight, tokens.ids, budget_bytes, shard)
@@ -92,13 +92,13 @@ def _kept_support(
     """
     local, own = shard.local(pairs[1], len(weight))
     rows, local, kept = pairs[0][own], local[own], pairs[1][own]
-    logits = _PairLogits.apply(hidden, weight, rows, local, max(1, budget // (12 * hidden.shape[1])))
+    logits = _PairLogits.apply(hidden, weight, rows, local, max(1, budget // (12 * hidden.shape[1])))  # type: ignore[no-untyped-call]
     empty = logits.new_zeros(len(ids))
     peak = shard.max((empty - torch.inf).scatter_reduce(0, rows, logits.detach(), "amax"))
     shifted = logits - peak[rows]
-    log_mass = _SumOverRanks.apply(empty.index_add(0, rows, shifted.exp()), shard.sum).log()
+    log_mass = _SumOverRanks.apply(empty.index_add(0, rows, shifted.exp()), shard.sum).log()  # type: ignore[no-untyped-call]
     hit = kept == ids[rows]
-    sampled = _SumOverRanks.apply(empty.index_add(0, rows[hit], shifted[hit]), shard.sum)
+    sampled = _SumOverRanks.apply(empty.index_add(0, rows[hit], shifted[hit]), shard.sum)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         log_kept = shifted - log_mass[rows]
         entropies = shard.sum(empty.index_add(0, rows, -(log_kept.exp() * log_kept)))
@@ -119,7 +119,7 @@ def _full_support(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probs, entropies, logsumexp of the logits), [A] each, over the whole vocabulary."""
     num_rows = max(1, budget // (12 * len(weight)))  # logits, their exponentials, and one more in the backward pass
-    found: tuple[Tensor, Tensor, Tensor] = _FullSupport.apply(hidden, weight, ids, num_rows, shard)
+    found: tuple[Tensor, Tensor, Tensor] = _FullSupport.apply(hidden, weight, ids, num_rows, shard)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -131,7 +131,7 @@ class _PairLogits(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, rows, ids)
         ctx.size = size
         logits = hidden.new_empty(len(rows))
-        for r, i, out in zip(rows.split(size), ids.split(size), logits.split(size), strict=True):
+        for r, i, out in zip(*(torch.split(x, size) for x in (rows, ids, logits)), strict=True):
             torch.sum(hidden[r].mul_(weight[i]), -1, out=out)
         return logits
 
@@ -139,8 +139,7 @@ class _PairLogits(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, rows, ids = ctx.saved_tensors
         d_hidden, d_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        parts = (rows.split(ctx.size), ids.split(ctx.size), gradients[0].split(ctx.size))
-        for r, i, g in zip(*parts, strict=True):
+        for r, i, g in zip(*(torch.split(x, ctx.size) for x in (rows, ids, gradients[0])), strict=True):
             d_hidden.index_add_(0, r, weight[i].mul_(g[:, None]))
             d_weight.index_add_(0, i, hidden[r].mul_(g[:, None]))
         return d_hidden, d_weight, None, None, None
@@ -156,7 +155,7 @@ class _FullSupport(torch.autograd.Function):
         columns = hidden.new_empty(3, len(hidden))
         local, own = shard.local(ids, len(weight))
         probabilities = hidden.new_empty(0)
-        for rows in torch.arange(len(hidden), device=hidden.device).split(num_rows):
+        for rows in torch.split(torch.arange(len(hidden), device=hidden.device), num_rows):
             logits = hidden[rows] @ weight.T
             peak = shard.max(logits.amax(1))
             logits -= peak[:, None]
@@ -178,7 +177,7 @@ class _FullSupport(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, local, log_all, kept = ctx.saved_tensors
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        for rows in torch.arange(len(hidden), device=hidden.device).split(ctx.num_rows):
+        for rows in torch.split(torch.arange(len(hidden), device=hidden.device), ctx.num_rows):
             if len(hidden) <= ctx.num_rows:
                 d_logits = -kept * gradients[0][:, None]
             else:

@@ -29,7 +29,8 @@ def packed_attention(
     if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys leave autocast's precision
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return variable_length_attention(query, key, value, cu_seq_lens_q, scaling), None
+        longest = int(cu_seq_lens_q.diff().max())
+        return variable_length_attention(query, key, value, cu_seq_lens_q, longest, scaling), None
     return segment_attention(query, key, value, cu_seq_lens_q, scaling), None
 
 
@@ -47,10 +48,9 @@ def segment_attention(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Ten
 
 
 def variable_length_attention(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None
 ) -> Tensor:
-    """`packed_attention` with one kernel for all segments; CUDA, bfloat16 or float16."""
-    longest = int(cu_seqlens.diff().max())
+    """`packed_attention` with one kernel for all segments, the longest of `longest`; CUDA, bfloat16 or float16."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     causal = (-1, 0)

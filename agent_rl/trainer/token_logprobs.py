@@ -33,7 +33,12 @@ def token_logprobs(model: Any, batch: TokenBatch, off_support: bool = False) -> 
     with model.token_head.asked(tokens, off_support):
         found = model.token_head.answer(_outputs(model, batch, active))
     zeros = found.logprobs.new_zeros(len(batch))
-    return TokenLogprobs(*(None if c is None else zeros.index_put((active,), c) for c in found))
+    mass = found.off_support
+    return TokenLogprobs(
+        zeros.index_put((active,), found.logprobs),
+        zeros.index_put((active,), found.entropies),
+        None if mass is None else zeros.index_put((active,), mass),
+    )
 
 
 def active_logits(model: Any, batch: TokenBatch, active: Tensor) -> Tensor:
