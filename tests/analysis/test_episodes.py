@@ -140,4 +140,5 @@ def test_groups_with_mixed_rewards_are_preferred() -> None:
 
 
 def test_json_has_no_nan(recorded: Path) -> None:
-    json.dumps(episodes.sample(RecordedRun(recorded), most=4).as_json(), allow_nan=False)
+    text = json.dumps(episodes.sample(RecordedRun(recorded), most=4).as_json(), allow_nan=False)
+    assert len(json.loads(text)["episodes"]) == 4
