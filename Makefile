@@ -5,7 +5,9 @@ BIN := .venv/bin
 QWEN3 := .cache/tokenizer-qwen3
 SMOLLM2 := .cache/smollm2
 
-.PHONY: setup train test docker-test lint wheel tokenizer eval-smollm2 clean
+SGLANG := .sglang
+
+.PHONY: setup train train-sglang test docker-test test-sglang lint wheel tokenizer sglang-cpu eval-smollm2 clean
 
 setup: .venv/installed
 
@@ -19,11 +21,27 @@ train: setup
 	$(BIN)/agent-rl train configs/quickstart.yaml
 
 test: setup tokenizer
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 # As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
 docker-test: setup
 	.ci/docker
+
+# SGLang on the CPU, in an environment of its own (3 GB): a real server for tests and for configs/quickstart_sglang.yaml
+sglang-cpu: $(SGLANG)/installed
+
+$(SGLANG)/installed: tests/sglang_cpu/requirements.txt
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --upgrade pip
+	$(SGLANG)/bin/pip install --quiet "$$(grep '^torch==' $<)"
+	$(SGLANG)/bin/pip install --quiet --no-deps --requirement $<
+	touch $@
+
+train-sglang: setup sglang-cpu
+	$(BIN)/agent-rl train configs/quickstart_sglang.yaml
+
+test-sglang: setup sglang-cpu
+	$(BIN)/pytest tests/sglang_cpu
 
 lint: setup
 	$(BIN)/ruff check
@@ -54,4 +72,4 @@ $(SMOLLM2)/model/config.json:
 	PYTHONPATH=$(SMOLLM2)/packages $(BIN)/python benchmarks/convert_smollm2.py $(SMOLLM2)/weights $(SMOLLM2)/model
 
 clean:
-	rm -rf .venv .cache build dist *.egg-info
+	rm -rf .venv $(SGLANG) .cache build dist *.egg-info

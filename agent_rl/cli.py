@@ -8,9 +8,12 @@ from agent_rl.commands.analyze import analyze
 from agent_rl.commands.audit_bound import audit_bound
 from agent_rl.commands.audit_tools import audit_tools
 from agent_rl.commands.compare import compare
+from agent_rl.commands.dashboard import dashboard
 from agent_rl.commands.data import data
+from agent_rl.commands.doctor import doctor
 from agent_rl.commands.evaluate import evaluate
 from agent_rl.commands.replay import replay
+from agent_rl.commands.report import report
 from agent_rl.commands.sweep import sweep
 from agent_rl.commands.train import train
 from agent_rl.commands.warmstart import warmstart
@@ -27,10 +30,13 @@ app.command(name="eval")(evaluate)
 app.command()(compare)
 app.command()(sweep)
 app.command()(analyze)
+app.command()(report)
+app.command()(dashboard)
 app.command()(replay)
 app.command()(audit_bound)
 app.command()(audit_tools)
 app.command()(warmstart)
+app.command()(doctor)
 app.add_typer(data, name="data")
 
 

@@ -84,7 +84,7 @@ def start_stages(config: RunConfig, prompts: Prompts, server: ToolServer, waves:
 
 def start_workers(config: RunConfig, server: ToolServer, waves: bool) -> list[Any]:
     worker = ray.remote(RolloutWorker)
-    return [worker.remote(config, server.url, waves, server.token) for _ in range(config.rollout.num_workers)]
+    return [worker.remote(config, server.url, waves, server.token, i) for i in range(config.rollout.num_workers)]
 
 
 def close_workers(workers: list[Any]) -> None:

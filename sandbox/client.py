@@ -16,6 +16,7 @@ import httpcore
 from pydantic import TypeAdapter, ValidationError
 
 from sandbox.base import ExecResult, FileRefused, Sandbox, SessionLost, Unavailable
+from sandbox.one_write import OneWriteBackend
 
 _CONNECT_S = 5.0
 _MARGIN_S = 30.0
@@ -121,7 +122,7 @@ class SandboxClient(Sandbox):
         headers = [*self._headers, (b"content-length", b"%d" % len(content))]
         times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
         for attempt in range(1, _ATTEMPTS + 1):
-            connection = self._take() if attempt == 1 else httpcore.AsyncHTTPConnection(self._origin)
+            connection = self._take() if attempt == 1 else self._new()
             try:
                 response = await connection.request(
                     method, self._url + path, headers=headers, content=content, extensions={"timeout": times}
@@ -147,7 +148,10 @@ class SandboxClient(Sandbox):
             connection = self._idle.pop()
             if connection.is_available():
                 return connection
-        return httpcore.AsyncHTTPConnection(self._origin)
+        return self._new()
+
+    def _new(self) -> httpcore.AsyncHTTPConnection:
+        return httpcore.AsyncHTTPConnection(self._origin, network_backend=OneWriteBackend())
 
     async def _keep(self, connection: httpcore.AsyncHTTPConnection) -> None:
         if self._closed:

@@ -49,10 +49,10 @@ class PoolConfig(BaseModel):
 
     type: str
     """Which backend."""
-    preload: tuple[str, ...] = LIGHT
-    """Modules that every session finds imported."""
     packages: tuple[str, ...] = ("sympy", "mpmath", "numpy")
     """Installed packages that sessions can import, beside the standard library."""
+    preload: tuple[str, ...] = LIGHT
+    """Modules that every session finds imported."""
     max_sessions: int = Field(default=512, ge=1)
     """Open sessions at one time; a further `open` raises `Unavailable`."""
     warm_sessions: int = Field(default=8, ge=0)

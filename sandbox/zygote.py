@@ -14,6 +14,8 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
 from sandbox.base import SessionLost, Unavailable
 from sandbox.cgroups import Cgroups, Slot
 from sandbox.channel import Channel
@@ -28,9 +30,9 @@ class ZygoteConfig(PoolConfig):
 
     type: Literal["zygote"] = "zygote"
     """This backend."""
-    preload: tuple[str, ...] = (*LIGHT, "numpy", "sympy")
-    """Modules that every session finds imported. numpy and sympy cost a session about 3 CPU-ms and 2 MB, and save the
-    first call that imports them a second or more."""
+    preload: tuple[str, ...] = Field(default_factory=lambda known: (*LIGHT, *known.get("packages", ())))
+    """Modules that every session finds imported; by default all of `packages` too. sympy and numpy cost a session about
+    3 CPU-ms and 2 MB, and save the first call that imports them a second or more."""
 
 
 @dataclass(eq=False, kw_only=True)

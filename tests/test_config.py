@@ -19,7 +19,13 @@ MIXTURE = {"model": {"path": "builtin:tiny-qwen3-moe"}, "routing_replay": True}
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+ELSEWHERE = {"qwen3_1.7b_8gpu.yaml", "qwen3_30b_a3b_r3.yaml"}
+"""Their models do not ship: tests/rollout/test_sglang_messages.py checks them with another in its place."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for p in CONFIGS.glob("*.yaml") if p.name not in ELSEWHERE), ids=lambda path: path.name
+)
 def test_every_shipped_config_loads(path: Path) -> None:
     if path.name.startswith("warmstart"):
         from agent_rl.warmstart.config import WarmstartConfig

@@ -192,6 +192,7 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     train(config, tmp_path, False, rows.append)
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(11))
     assert all(set(METRIC_KEYS) <= row.keys() for row in read_metrics(tmp_path))
+    assert all(row["publish_s"] > 0 and row["update_weights_s"] > 0 for row in rows[:-1])
     assert rows[-1]["eval_avg"] > rows[0]["eval_avg"] + 0.15
     assert rows[0]["mismatch_mean_abs"] < 1e-5 < rows[5]["mismatch_mean_abs"]
     table = tables.per_turn(tmp_path)

@@ -1,36 +1,120 @@
-"""Tables of what runs recorded. Reads files only."""
+"""Tables of what runs recorded. Reads files only.
 
+How steps are combined. A row of mismatch.parquet describes the n tokens of one step. Over several steps:
+
+- means over tokens (mean |d|, k1, k3, fractions, entropy, gate rate, clip fraction, lag, kept-set size) are weighted
+  by n, which gives the mean over all tokens exactly. A kept-set size is recorded where the support was cut, which a
+  run does for all of its tokens or for none.
+- var_d is the variance over all tokens, exactly: E[d^2] - E[d]^2 with E[d^2] = var_d + k1^2 of each step.
+- ess is (sum r)^2 / (n sum r^2) over all tokens, exactly: mean r = 1 + k3 - k1, and a step's own ess gives sum r^2.
+- Pearson correlations cannot be put together from what is recorded: `pearson_*_step_mean` is the mean over steps,
+  weighted by n. Quantiles (q) and everything in the tables `clip` and `reference` are plain means over steps.
+
+policy_lag and implementation are mean |lp - mut| and mean |mut - mu| over the steps where proximal log-probs were
+computed, which need not be all; they bound mean |d| of those steps, and do not add up to it.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
-_WEIGHTED = ("mean_abs_d", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean")
+from agent_rl.analysis.recorded import RecordedRun, open_runs
+
+MEANS = (
+    "mean_abs_d",
+    "k1",
+    "k3",
+    "is_dev_frac",
+    "mean_abs_dp",
+    "pi_tail",
+    "mu_tail",
+    "both_tail",
+    "entropy",
+    "gate_rate",
+    "clip_fraction",
+    "kept_size",
+    "lag_mean",
+)
+"""Means over tokens."""
+FIGURES = (*MEANS, "var_d", "ess", "pearson_logp_step_mean", "pearson_p_step_mean")
+"""What every table by tokens has, besides its keys, `steps` and `n`."""
+MAIN = (
+    *("mean_abs_d", "policy_lag", "implementation", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean"),
+    *("ess", "k3", "pearson_logp_step_mean"),
+)
+"""What to look at first, in this order; the two parts of the mismatch where they were computed."""
+KEYS = ("turn", "half", "lag", "kl_bin", "num_turns")
+REFERENCE = ("n", "q_bucket", "q_hat", "q", "fallback", "num_responses", "gate_rate", "eps_eff_low", "eps_eff_high")
+_EPSILON_BY_TURN = ("eps_eff_low_turn_", "eps_eff_high_turn_")
+CLIP_FIGURES = (
+    "q",
+    "q_zero",
+    "q_supported",
+    "q_stochastic",
+    "q_all",
+    "gate_rate",
+    "eps_low",
+    "eps_high",
+    "eps_eff_low",
+    "eps_eff_high",
+    "min_factor",
+    "clip_fraction",
+    "newly_clipped_fraction",
+    "dropped_fraction",
+    "gate_weight",
+)
+
+
+class View(NamedTuple):
+    """A table by tokens: its title, the scopes of mismatch.parquet it reads, and the keys of its rows."""
+
+    title: str
+    scopes: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+VIEWS = {
+    "turn": View("by turn", ("turn", "all"), ("turn",)),
+    "first": View("first turn against later turns", ("first", "later"), ("half",)),
+    "lag": View("by lag, in policy versions", ("lag",), ("lag",)),
+    "kl": View("by k3 of the whole step's batch", ("all",), ("kl_bin",)),
+    "turns": View("by turns of the episode, then by turn", ("turn_by_num_turns",), ("num_turns", "turn")),
+}
+TABLES = (*VIEWS, "clip", "reference", "stop")
+KL_BINS = {1: "≤ 1e-3", 2: "1e-3 to 2e-2", 3: "2e-2 to 1e-1", 4: "> 1e-1"}
+
+
+def tables(
+    runs: Sequence[RecordedRun], names: Sequence[str], first_step: int = 0, parts: bool = False
+) -> dict[str, pl.DataFrame]:
+    """The named tables over one run or several. Rows of the same key stand together, a row a run.
+
+    Columns: run, table, the keys, then the figures. `parts` adds rows for `part` policy_lag and implementation;
+    without it those are columns, of mean |d| only. Raises `ValueError` on an unknown name, and if a run has recorded
+    nothing from `first_step` on.
+    """
+    unknown = [name for name in names if name not in TABLES]
+    if unknown:
+        raise ValueError(f"there is no table {unknown[0]!r}; there are {', '.join(TABLES)}")
+    found = {}
+    for name in dict.fromkeys(names):
+        each = [_labelled(run, name, _one(run, name, first_step, parts)) for run in runs]
+        filled = [table for table in each if table.height]
+        found[name] = _sorted(pl.concat(filled, how="diagonal_relaxed"), name) if filled else pl.DataFrame()
+    return found
+
+
+def tidy(found: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    """All tables in one: a row a (run, table, part, key), a column a figure; what a table lacks is null."""
+    frames = [frame for frame in found.values() if frame.width]
+    return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
 
 def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
-    """One row a turn and one for all, over the steps from `first_step` on: n and means over tokens.
-
-    Columns: turn ("all" last), n, mean_abs_d, gate_rate, clip_fraction, entropy, kept_size (NaN with full
-    support), lag_mean, and where proximal log-probs were computed policy_lag = mean|lp - mut| and
-    implementation = mean|mut - mu|. Raises `ValueError` if the run has recorded nothing.
-    """
-    every = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("scope").is_in(["turn", "all"]))
-    steps = every.filter(pl.col("part") == "total")
-    if steps.is_empty():
-        raise ValueError(f"{run} has no recorded step from step {first_step} on")
-    weights = pl.col("n")
-    means = [((pl.col(name) * weights).sum() / weights.sum()).alias(name) for name in _WEIGHTED]
-    turns = (
-        steps.group_by("scope", "turn").agg(pl.col("n").sum(), *means).sort("scope", "turn", descending=[True, False])
-    )
-    for part in ("policy_lag", "implementation"):
-        known = every.filter(pl.col("part") == part)
-        if known.height:
-            mean = ((pl.col("mean_abs_d") * weights).sum() / weights.sum()).alias(part)
-            turns = turns.join(known.group_by("scope", "turn").agg(mean), on=["scope", "turn"], how="left")
-    label = pl.when(pl.col("scope") == "all").then(pl.lit("all")).otherwise(pl.col("turn").cast(pl.String))
-    parts = [name for name in ("policy_lag", "implementation") if name in turns.columns]
-    return turns.select(label.alias("turn"), "n", *_WEIGHTED, *parts)
+    """The table `turn` of one run: turn ("all" last), steps, n, the figures, and the parts where computed."""
+    return tables(open_runs([run]), ["turn"], first_step)["turn"].drop("run", "table")
 
 
 def routing(run: Path, first_step: int = 0) -> pl.DataFrame:
@@ -63,30 +147,132 @@ def routing(run: Path, first_step: int = 0) -> pl.DataFrame:
 
 def read_mismatch(run: Path) -> pl.DataFrame:
     """mismatch.parquet of a run: one row for each step × part × scope."""
-    return _read(run, "mismatch.parquet")
+    return open_runs([run])[0].mismatch()
 
 
 def read_rollout_facts(run: Path) -> pl.DataFrame:
-    """rollout_facts.parquet of a run: one row a trajectory."""
-    return _read(run, "rollout_facts.parquet")
+    """rollout_facts.parquet of a run, whole: one row a trajectory."""
+    if not any((run / "rollout_facts.parquet").glob("*.parquet")):
+        raise ValueError(f"no rollout_facts.parquet in {str(run)!r}; name the directory of a run")
+    return pl.read_parquet(run / "rollout_facts.parquet" / "*.parquet")
 
 
-def stop_reasons(run: Path) -> pl.DataFrame:
-    """Share of trajectories by stop reason, with their mean reward and number of turns."""
-    facts = read_rollout_facts(run)
-    return (
-        facts.group_by("stop_reason")
-        .agg(
-            (pl.len() / facts.height).alias("share"),
-            pl.col("reward").mean().alias("reward_mean"),
-            pl.col("num_turns").mean().alias("turns_mean"),
-        )
-        .sort("share", descending=True)
+def _one(run: RecordedRun, name: str, first_step: int, parts: bool) -> pl.DataFrame:
+    if name == "stop":
+        return _stop_reasons(run, first_step)
+    if name == "clip":
+        return _clip(run, first_step)
+    rows = run.mismatch().filter(pl.col("step") >= first_step)
+    if rows.filter(pl.col("part") == "total").is_empty():
+        raise ValueError(f"{run.path} has no recorded step from step {first_step} on")
+    return _reference(rows) if name == "reference" else _by_tokens(rows, VIEWS[name], parts)
+
+
+def _by_tokens(rows: pl.DataFrame, view: View, parts: bool) -> pl.DataFrame:
+    rows = _keyed(rows.filter(pl.col("scope").is_in(view.scopes)), view)
+    keys = list(view.keys)
+    if parts:
+        return combine(rows.filter(pl.col("part") != "reference"), ["part", *keys])
+    table = combine(rows.filter(pl.col("part") == "total"), keys)
+    for part in ("policy_lag", "implementation"):
+        known = rows.filter(pl.col("part") == part)
+        if known.height:
+            mean = combine(known, keys).select(*keys, pl.col("mean_abs_d").alias(part))
+            table = table.join(mean, on=keys, how="left")
+    return table
+
+
+def _keyed(rows: pl.DataFrame, view: View) -> pl.DataFrame:
+    """Keys as text: a turn is a number or "all", a half is first or later, a bin is its range."""
+    texts = {
+        "turn": pl.when(pl.col("scope") == "all").then(pl.lit("all")).otherwise(pl.col("turn").cast(pl.String)),
+        "half": pl.col("scope"),
+    }
+    if "kl_bin" in view.keys:
+        texts["kl_bin"] = pl.col("kl_bin").replace_strict(KL_BINS, default="unknown", return_dtype=pl.String)
+    return rows.with_columns(texts[key].alias(key) for key in view.keys if key in texts)
+
+
+def combine(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """One row for each value of `keys`: steps, n and `FIGURES` over all of its rows, as the module says."""
+    names = [*MEANS, "var_d", "ess", "pearson_logp", "pearson_p"]
+    absent = [pl.lit(None, pl.Float64).alias(name) for name in names if name not in rows.columns]
+    rows = rows.with_columns(absent).with_columns(pl.col(names).cast(pl.Float64).fill_nan(None))
+    k1, k3 = pl.col("k1"), pl.col("k3")
+    ratios = pl.col("n") * (1 + k3 - k1)  # the sum of r over the row's tokens
+    squares = ratios**2 / (pl.col("n") * pl.col("ess"))
+    return rows.group_by(keys).agg(
+        pl.col("step").n_unique().alias("steps"),
+        pl.col("n").sum(),
+        *(_mean(pl.col(name)).alias(name) for name in MEANS),
+        (_mean(pl.col("var_d") + k1**2) - _mean(k1) ** 2).clip(lower_bound=0).alias("var_d"),
+        (ratios.sum() ** 2 / (pl.col("n").filter(squares.is_not_null()).sum() * squares.sum())).alias("ess"),
+        *(_mean(pl.col(name)).alias(f"{name}_step_mean") for name in ("pearson_logp", "pearson_p")),
     )
 
 
-def _read(run: Path, table: str) -> pl.DataFrame:
-    if not any((run / table).glob("*.parquet")):
-        raise ValueError(f"no {table} in {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    parts = [pl.read_parquet(part) for part in sorted((run / table).glob("*.parquet"))]
-    return pl.concat(parts, how="diagonal")  # parts of an older version, before a run was resumed, lack columns
+def _mean(values: pl.Expr) -> pl.Expr:
+    """Weighted by n, over the rows that have a value; null where none has."""
+    weight = pl.col("n").filter(values.is_not_null()).sum()
+    return pl.when(weight > 0).then((values * pl.col("n")).sum() / weight)
+
+
+def _clip(run: RecordedRun, first_step: int) -> pl.DataFrame:
+    """What the clip did: a row a figure, its plain mean over steps, smallest, largest and last value."""
+    steps = [row for row in run.metrics() if row["step"] >= first_step]
+    by_turn = sorted({key for row in steps for key in row if key.startswith(_EPSILON_BY_TURN)})
+    rows = []
+    for name in (*CLIP_FIGURES, *by_turn):
+        values = [float(row[name]) for row in steps if row.get(name) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            extremes = {"step_mean": mean, "step_min": min(values), "step_max": max(values), "last": values[-1]}
+            rows.append({"figure": name, "steps": len(values)} | extremes)
+    return pl.DataFrame(rows)
+
+
+def _reference(rows: pl.DataFrame) -> pl.DataFrame:
+    """What a turn-conditioned clip compared each turn with: plain means over steps of each turn bucket."""
+    known = rows.filter(pl.col("part") == "reference")
+    if known.is_empty():
+        return pl.DataFrame()
+    means = [pl.col(name).fill_nan(None).mean().alias(f"{name}_step_mean") for name in REFERENCE if name in known]
+    turn = pl.col("turn").cast(pl.String)
+    return known.group_by(turn).agg(pl.col("step").n_unique().alias("steps"), *means)
+
+
+def _stop_reasons(run: RecordedRun, first_step: int) -> pl.DataFrame:
+    """Share of trajectories by stop reason, with their mean reward and number of turns."""
+    facts = run.rollouts()
+    if facts.is_empty():
+        return facts
+    facts = facts.filter(pl.col("batch") >= first_step)
+    shares = (pl.len() / max(facts.height, 1)).alias("share")
+    means = pl.col("reward").mean().alias("reward_mean"), pl.col("num_turns").mean().alias("turns_mean")
+    return facts.group_by("stop_reason").agg(pl.len().cast(pl.Int64).alias("episodes"), shares, *means)
+
+
+def _labelled(run: RecordedRun, name: str, table: pl.DataFrame) -> pl.DataFrame:
+    return table.select(pl.lit(run.name).alias("run"), pl.lit(name).alias("table"), pl.all()) if table.height else table
+
+
+def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """By part, then key, then run as given: numbers as numbers, `all` last, figures in their own order."""
+    runs = {run: position for position, run in enumerate(frame["run"].unique(maintain_order=True))}
+    order = [pl.col("run").replace_strict(runs, return_dtype=pl.Int64)]
+    if name == "stop":
+        return frame.sort(-pl.col("share").sum().over("stop_reason"), "stop_reason", *order)
+    if name == "clip":
+        figures = {figure: position for position, figure in enumerate(frame["figure"].unique(maintain_order=True))}
+        return frame.sort(pl.col("figure").replace_strict(figures, return_dtype=pl.Int64), *order)
+    parts = [] if "part" not in frame.columns else [pl.col("part").replace_strict(_PARTS, default=9)]
+    keys = VIEWS[name].keys if name in VIEWS else ("turn",)
+    bins = {text: number for number, text in KL_BINS.items()}
+    numbers = {
+        "turn": pl.col("turn").cast(pl.Int64, strict=False).fill_null(2**31),
+        "kl_bin": pl.col("kl_bin").replace_strict(bins, default=0) if "kl_bin" in keys else pl.lit(0),
+    }
+    return frame.sort(*parts, *(numbers.get(key, pl.col(key)) for key in keys), *order)
+
+
+_PARTS = {"total": 0, "policy_lag": 1, "implementation": 2}

@@ -1,39 +1,100 @@
-"""`agent-rl analyze`: tables of what a run recorded."""
+"""`agent-rl analyze`: tables of what runs recorded."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent_rl.commands.console import one_sentence_errors, print_table, say
 
+if TYPE_CHECKING:
+    from polars import DataFrame
+
+_SHOWN = "turn,stop"
+_KEYS = ("figure", "stop_reason", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
+"""Columns that say what a row is about, in the order they stand in."""
+_FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
+"""On a narrow terminal."""
+
 
 def analyze(
-    run: Annotated[Path, typer.Argument(help="Directory of a run")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, shown side by side")],
+    table: Annotated[
+        str, typer.Option(help="Tables with commas between: turn, first, lag, kl, turns, clip, reference, stop; or all")
+    ] = _SHOWN,
+    every: Annotated[bool, typer.Option("--all", help="All columns, and rows for each part of the mismatch")] = False,
     first_step: Annotated[int, typer.Option(help="Leave out the steps before this one")] = 0,
     bound: Annotated[
         bool, typer.Option("--bound", help="Also show what each turn's distance from the rollouts costs")
     ] = False,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the run into this PNG file")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the tables, all columns, into this CSV file")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="The same as one Parquet file")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the run (one only) into this PNG file")] = None,
 ) -> None:
-    """Show mismatch, gating, clipping and entropy by turn, and why episodes ended."""
+    """Show mismatch, gating, clipping and entropy by turn, lag and KL, and why episodes ended."""
     with one_sentence_errors():
-        import polars as pl
-
         from agent_rl.analysis import tables
+        from agent_rl.analysis.recorded import open_runs
 
-        print_table(tables.per_turn(run, first_step), "by turn; d = trainer log-prob - behaviour log-prob")
-        if (routing := tables.routing(run, first_step)).height:
-            percent = routing.with_columns((pl.exclude("layer") * 100).round(2))
-            print_table(percent, "% of tokens that the trainer would send to other experts, by layer and turn")
-        print_table(tables.stop_reasons(run), "why episodes ended")
-        if bound:
-            from agent_rl.analysis.bound import CAPTION, bound_summary
-
-            print_table(bound_summary(run, first_step), CAPTION)
+        if picture is not None and len(runs) > 1:
+            raise ValueError("--picture draws one run; name one, or use agent-rl report for several")
+        opened = open_runs(runs)
+        names = tables.TABLES if table == "all" else tuple(name.strip() for name in table.split(","))
+        found = tables.tables(opened, names, first_step, parts=every)
+        for name, frame in found.items():
+            _show(frame, name, every, alone=len(opened) == 1)
+        for run in runs:
+            _show_extras(run, first_step, bound, f" of {run}" if len(runs) > 1 else "")
+        for path in (csv, parquet):
+            if path is not None:
+                _export(tables.tidy(tables.tables(opened, names, first_step, parts=True)), path, path is csv)
         if picture is not None:
             from agent_rl.analysis import plots
-            from agent_rl.pipeline.run_directory import read_metrics
 
-            plots.run_picture(run, read_metrics(run), picture)
+            plots.run_picture(runs[0], opened[0].metrics(), picture)
             say(f"picture: {picture}")
+
+
+def _show_extras(run: Path, first_step: int, bound: bool, whose: str) -> None:
+    """Tables of one run at a time: routing, where it was replayed, and the bound, if it is asked for."""
+    import polars as pl
+
+    from agent_rl.analysis import tables
+
+    if (routing := tables.routing(run, first_step)).height:
+        percent = routing.with_columns((pl.exclude("layer") * 100).round(2))
+        print_table(percent, f"% of tokens{whose} that the trainer would send to other experts, by layer and turn")
+    if bound:
+        from agent_rl.analysis.bound import CAPTION, bound_summary
+
+        print_table(bound_summary(run, first_step), f"{CAPTION}{whose}")
+
+
+def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
+    from agent_rl.analysis.tables import MAIN, VIEWS
+
+    compact = (*_KEYS, *MAIN)
+    title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES[name]
+    if frame.is_empty():
+        say(f"{title}: nothing was recorded for this table")
+        return
+    hidden = {"table", *(["run"] if alone else [])}
+    if name in VIEWS and not every:
+        hidden |= set(frame.columns) - set(compact) | ({"lag_mean"} if name == "lag" else set())
+    ordered = [*(key for key in compact if key in frame.columns), *(key for key in frame.columns if key not in compact)]
+    print_table(frame.select(ordered).drop(hidden), title, () if every else _FIRST_TO_GO)
+
+
+_TITLES = {
+    "clip": "what the clip did, over steps",
+    "reference": "what each turn was compared with, means over steps",
+    "stop": "why episodes ended",
+}
+
+
+def _export(frame: "DataFrame", path: Path, as_csv: bool) -> None:
+    if as_csv:
+        frame.write_csv(path)
+    else:
+        frame.write_parquet(path)
+    say(f"{frame.height} rows: {path}")

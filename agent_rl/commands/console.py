@@ -1,6 +1,6 @@
 """What every command says: lines, tables, and one sentence for a user's mistake."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -58,8 +58,16 @@ _HEADINGS = {
     "clip_fraction": "clip",
     "kept_size": "kept",
     "lag_mean": "lag",
+    "num_turns": "turns",
+    "kl_bin": "k3",
+    "half": "turns",
+    "pearson_logp_step_mean": "Pearson*",
+    "pearson_p_step_mean": "Pearson p*",
+    "step_mean": "mean",
+    "step_min": "min",
+    "step_max": "max",
     "policy_lag": "policy",
-    "implementation": "implem.",
+    "implementation": "impl.",
     "stop_reason": "stop reason",
     "reward_mean": "reward",
     "turns_mean": "turns",
@@ -77,9 +85,13 @@ _HEADINGS = {
 }
 
 
-def print_table(frame: "pl.DataFrame", title: str) -> None:
-    """Print a frame; columns that hold nothing but NaN are left out."""
-    shown = [name for name in frame.columns if not _is_empty(frame[name])]
+def print_table(frame: "pl.DataFrame", title: str, optional: Sequence[str] = ()) -> None:
+    """Print a frame; columns that hold nothing but NaN are left out.
+
+    On a terminal that is too narrow the `optional` columns go, first ones first, and a line names them.
+    """
+    cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns if not _is_empty(frame[name])}
+    left_out = _drop_until_it_fits(cells, optional) if console.is_terminal else []
     table = Table(
         title=title,
         title_justify="left",
@@ -88,13 +100,41 @@ def print_table(frame: "pl.DataFrame", title: str) -> None:
         collapse_padding=True,
         pad_edge=False,
     )
-    for name in shown:
+    for name in cells:
         table.add_column(_HEADINGS.get(name, name), justify="right", no_wrap=True)
-    for row in frame.select(shown).iter_rows():
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row))
-    console.print(table)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
+    # A file or a pipe has no width: nothing is cut there.
+    wide = console if console.is_terminal else Console(width=max(_width(cells), len(title), 80))
+    wide.print(table)
+    if left_out:
+        say(f"not shown, for want of width: {', '.join(_HEADINGS.get(name, name) for name in left_out)}")
+    if any(name.startswith("pearson") for name in cells):
+        say("* mean over steps")
+
+
+def _drop_until_it_fits(cells: dict[str, list[str]], optional: Sequence[str]) -> list[str]:
+    return [name for name in optional if _width(cells) > console.width and cells.pop(name, None) is not None]
+
+
+def _width(cells: Mapping[str, Sequence[str]]) -> int:
+    """Columns of a terminal that the table takes."""
+    longest = [max(map(len, [_HEADINGS.get(name, name), *column])) for name, column in cells.items()]
+    return sum(longest) + 2 * len(longest) + 1
+
+
+def _cell(value: object) -> str:
+    """Three digits, and `7.1e-4` rather than `0.000713`: columns stay narrow."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return f"{value}"
+    if 0 < abs(value) < 1e-2:
+        digits, _, exponent = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(exponent)}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _is_empty(column: "pl.Series") -> bool:
-    """Whether a column holds nothing but NaN, as kept-set sizes do under full support."""
-    return column.dtype.is_float() and bool(column.is_nan().all())
+    """Whether a column holds nothing, as kept-set sizes do under full support."""
+    return column.dtype.is_float() and column.fill_nan(None).null_count() == len(column)

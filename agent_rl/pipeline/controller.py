@@ -86,7 +86,7 @@ class Controller:
                 row |= self._collect(ahead)
             result = self._wait([training])[0]
             row |= self._collect_evaluation(evaluation)
-            self._broadcast(self.step + 1)
+            row |= self._broadcast(self.step + 1)
             self._record(row, batch, result, started)
             self.step += 1
             self._checkpoint_if_due()
@@ -166,16 +166,23 @@ class Controller:
                 f"{sorted(set(versions.tolist()))}, the schedule promised {promised}"
             )
 
-    def _broadcast(self, policy_version: int) -> None:
-        """Let the trainer write the new version, counted in batches, and the engines load it when it is time to."""
-        channel = self.stages.channel
+    def _broadcast(self, policy_version: int) -> dict[str, float]:
+        """The trainer writes the new version, counted in batches; when the interval is over, engines load it.
+
+        Returns the seconds of each.
+        """
+        channel, started = self.stages.channel, time.monotonic()
         self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
+        times = {"publish_s": time.monotonic() - started}
         if self.schedule.served(policy_version) == policy_version:
+            started = time.monotonic()
             self._serve(policy_version)
+            times["update_weights_s"] = time.monotonic() - started
             channel.retire(self.served)
             self.served = policy_version
         if policy_version - 1 != self.served:
             channel.retire(policy_version - 1)
+        return times
 
     def _serve(self, policy_version: int) -> None:
         path = str(self.stages.channel.path(policy_version))

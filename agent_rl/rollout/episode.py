@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from agent_rl.config import RolloutConfig, SamplingConfig, TruncatedConfig
 from agent_rl.records import (
     Episode,
     FinishReason,
@@ -17,6 +16,7 @@ from agent_rl.records import (
     Turn,
 )
 from agent_rl.rewards.base import FinishedEpisode, Reward, RewardError, Score
+from agent_rl.rollout.config import RolloutConfig, SamplingConfig, TruncatedConfig
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.tool_formats.base import ToolFormat

@@ -11,6 +11,7 @@ from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Episode
 from agent_rl.rewards.base import RewardError
+from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, no_wait, run_episode
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
@@ -44,14 +45,22 @@ class RolloutWorker:
     run.py makes it an asynchronous actor; by itself it knows no Ray.
     """
 
-    def __init__(self, config: RunConfig, tool_server: str, waves: bool, token: str | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, tool_server: str, waves: bool, token: str | None = None, index: int = 0
+    ) -> None:
         directory = model_directory(config.model.path)
         rollout = config.rollout
         self.config, self.waves = config, waves
         # Shared by the lists of tasks that run at once: an evaluation beside the rollouts of training.
         self.slots = asyncio.Semaphore(rollout.max_concurrent_episodes)
         self.sandbox = SandboxClient(tool_server, token)
-        self.engine = registry.build("engine", rollout.engine, model_path=str(directory))
+        self.engine = registry.build(
+            "engine",
+            rollout.engine,
+            model_path=str(directory),
+            worker_index=index,
+            report_routing=config.routing_replay,
+        )
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,
@@ -109,7 +118,7 @@ class RolloutWorker:
             result.num_reissued += attempt > 0
             try:
                 episode = await run_episode(replace(task, attempt=attempt), self.parts, before_turn)
-            except ToolError as failure:
+            except (EngineError, ToolError) as failure:
                 error = failure
             except RewardError as failure:
                 error = failure

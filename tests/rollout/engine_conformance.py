@@ -18,6 +18,9 @@ from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams,
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.routers import routers
 
+SHORT = SamplingParams(max_new_tokens=8)
+"""Of a request that is submitted last: when it is answered, those before it are under way and far from their end."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -254,7 +257,7 @@ def check_update_in_mid_request(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         calls = [asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts)]
-        await asyncio.sleep(0.02)
+        await engine.generate(99, prompts[0], SHORT)
         await engine.update_weights(subject.other_weights, 3)
         for prompt, completion in zip(prompts, await asyncio.gather(*calls), strict=True):
             new = completion.policy_versions == 3
@@ -278,7 +281,7 @@ def check_cancellation(subject: Subject) -> None:
 
     async def body(engine: Engine) -> None:
         cancelled, other = (asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts))
-        await asyncio.sleep(0.01)
+        await engine.generate(99, prompts[0], SHORT)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled

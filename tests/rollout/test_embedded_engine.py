@@ -1,7 +1,6 @@
 """The embedded engine: the conformance suite on several models, and what is its own: slots, batching, failures."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
-from agent_rl.records import Completion, IntArray, SamplingParams
+from agent_rl.records import IntArray, SamplingParams
 from agent_rl.registry import find
 from agent_rl.rollout.embedded.qwen3 import Qwen3Forward
 from agent_rl.rollout.embedded.sampling import SamplingTable, uniform
@@ -26,76 +19,10 @@ from agent_rl.rollout.engines.embedded import EmbeddedEngine
 from tests.rollout.engine_conformance import (
     CHECKS,
     PARITY,
-    Subject,
     check_parity_over_turns,
-    check_routing_over_turns,
     reference_logprobs,
-    reference_model,
-    reference_routing,
 )
-
-CONTEXT = 160
-SHAPE = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "head_dim": 16, "initializer_range": 0.25}
-GROUPED = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2}
-ONE_KV_HEAD = {**SHAPE, "num_attention_heads": 3, "num_key_value_heads": 1}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MODELS = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**ONE_KV_HEAD, intermediate_size=64, tie_word_embeddings=True)),
-    "qwen3_grouped": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, intermediate_size=64)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, intermediate_size=64)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GROUPED, **EXPERTS, norm_topk_prob=True)),
-    "qwen3_moe_mixed": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**GROUPED, **EXPERTS, norm_topk_prob=False, mlp_only_layers=[0], intermediate_size=64)
-    ),
-    "qwen3_moe_biased": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GROUPED, **EXPERTS, attention_bias=True)),
-}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The directory of a random model of that name, with `other.safetensors` for it beside the weights."""
-    root = tmp_path_factory.mktemp("models")
-
-    def path_of(name: str) -> str:
-        directory = root / name
-        if not directory.exists():
-            torch.manual_seed(0)
-            model = MODELS[name]()
-            for norm in (p for n, p in model.named_parameters() if "norm" in n):
-                norm.data.uniform_(0.5, 1.5)
-            model.save_pretrained(directory)
-            shared = {p.data_ptr(): n for n, p in reversed(list(model.named_parameters()))}
-            other = {
-                n: model.get_parameter(n) * 0.9 + 0.05 * torch.randn_like(model.get_parameter(n))
-                for n in shared.values()
-            }
-            save_file({n: p.detach().contiguous() for n, p in other.items()}, directory / "other.safetensors")
-        return str(directory)
-
-    return path_of
-
-
-def make_engine(path: str, slots: int = 8, **keys: int) -> EmbeddedEngine:
-    config = EmbeddedEngine.Config(max_concurrent_sequences=slots, max_sequence_tokens=CONTEXT, **keys)
-    return EmbeddedEngine(config, path)
-
-
-def subject_of(path: str, **keys: int) -> Subject:
-    other = str(Path(path) / "other.safetensors")
-    return Subject(lambda: make_engine(path, **keys), path, other, CONTEXT, tolerance=2e-5)
-
-
-def generate_all(engine: EmbeddedEngine, prompts: list[IntArray], params: list[SamplingParams]) -> list[Completion]:
-    async def main() -> list[Completion]:
-        calls = (engine.generate(i, p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True)))
-        return await asyncio.gather(*calls)
-
-    return asyncio.run(main())
-
-
-def ids(*lengths: int, seed: int = 0) -> list[IntArray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 61, n).astype(np.int32) for n in lengths]
+from tests.rollout.random_models import CONTEXT, MODELS, generate_all, ids, make_engine, subject_of
 
 
 def computed_tokens(engine: EmbeddedEngine) -> list[int]:
@@ -136,50 +63,6 @@ def test_the_registry_finds_it_and_only_plain_qwen3_takes_the_fused_path(model_p
     assert find("engine", "embedded") is EmbeddedEngine
     fused = {name: isinstance(make_engine(model_path(name))._forward, Qwen3Forward) for name in MODELS}
     assert fused == {name: name not in ("llama", "qwen3_moe_biased") for name in MODELS}
-
-
-@pytest.mark.parametrize("keys", [{}, {"prefill_tokens_per_step": 5}, {"slots": 2}])
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_biased"])
-def test_reported_routing_is_hugging_face_s(model_path, name, keys):
-    check_routing_over_turns(subject_of(model_path(name), **keys))
-
-
-def test_a_dense_layer_reports_nothing_and_a_dense_model_refuses(model_path):
-    engine, params = make_engine(model_path("qwen3_moe_mixed")), SamplingParams(max_new_tokens=3)
-    routed = asyncio.run(engine.generate(0, ids(4)[0], params, 0)).routed_experts
-    assert routed.shape == (6, 2, 2)
-    assert (routed[:, 0] == -1).all()
-    assert (routed[:, 1] >= 0).all()
-    with pytest.raises(ValueError, match="a llama, has no routing"):
-        asyncio.run(make_engine(model_path("llama")).generate(0, ids(4)[0], params, 0))
-    for outside in (-1, 4):
-        with pytest.raises(ValueError, match="positions 0 to 3"):
-            asyncio.run(engine.generate(0, ids(4)[0], params, outside))
-
-
-def test_routing_before_an_update_in_mid_request_stays_that_of_the_old_weights(model_path):
-    """It is what the tokens were sampled with, though their prefix is computed again with the new weights."""
-    subject = subject_of(model_path("qwen3_moe"))
-    engine, prompt, params = subject.make(), ids(9)[0], SamplingParams(max_new_tokens=100)
-
-    async def main() -> Completion:
-        call = asyncio.create_task(engine.generate(0, prompt, params, 0))
-        while engine._slots.length[0] < 50:
-            await asyncio.sleep(0)
-        await engine.update_weights(subject.other_weights, 1)
-        return await call
-
-    completion = asyncio.run(main())
-    tokens = np.concatenate([prompt, completion.token_ids])[:-1]
-    old, new = (np.sort(reference_routing(reference_model(subject, updated=u), tokens), -1) for u in (False, True))
-    routed, update = (
-        np.sort(completion.routed_experts, -1),
-        len(prompt) - 1 + completion.policy_versions.searchsorted(1),
-    )
-    assert 20 < update < 90
-    np.testing.assert_array_equal(routed[:update], old[:update])
-    np.testing.assert_array_equal(routed[update:], new[update:])
-    assert (old != new).any(-1).mean() > 0.05
 
 
 def test_the_same_submissions_give_the_same_bits(model_path):

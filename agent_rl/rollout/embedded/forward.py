@@ -22,7 +22,9 @@ def load_model(path: str, dtype: str, max_tokens: int) -> Any:
     if torch_dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
     from transformers import AttentionInterface, AutoModelForCausalLM  # heavy, and a config needs this file too
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     AttentionInterface.register(_ATTENTION, _slot_attention)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype, attn_implementation=_ATTENTION).eval()
     _check_context(model.config, max_tokens)

@@ -5,8 +5,15 @@ from typing import Protocol
 from agent_rl.records import Completion, IntArray, SamplingParams
 
 
+class EngineError(Exception):
+    """The engine failed under a request; the same request may succeed when it is made again."""
+
+
 class Engine(Protocol):
-    """An engine serves many concurrent `generate` calls and stamps every token with its policy version.
+    """Built as `cls(config, model_path=…, worker_index=…, report_routing=…)`: which of the run's rollout workers it is
+    for, and whether `routed_from` will be asked for.
+
+    An engine serves many concurrent `generate` calls and stamps every token with its policy version.
 
     `sequence_id` names one episode: successive calls with the same id extend the same token sequence, so
     an engine may keep its KV cache between them. `release` says that the episode is over; it is safe to

@@ -54,7 +54,14 @@ class EmbeddedEngine(PartBase):
         prefill_tokens_per_step: int = Field(4096, ge=1)
         """The most prompt tokens computed between two decoding steps; it bounds latency and memory."""
 
-    def __init__(self, config: Config, model_path: str, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_path: str,
+        dtype: str = "float32",
+        worker_index: int = 0,
+        report_routing: bool = False,
+    ) -> None:
         slots, max_tokens = config.max_concurrent_sequences, config.max_sequence_tokens
         self._config = config
         self._model = load_model(model_path, dtype, max_tokens)

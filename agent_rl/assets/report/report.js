@@ -1,0 +1,15 @@
+"use strict";
+
+{
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const charts = document.getElementById("charts");
+  heading(document.querySelector("h1"), data.runs, data.colours);
+  summary(document.getElementById("summary"), data.runs, data.colours);
+  drawTables(document.getElementById("tables"), data.tables);
+  navigation(document.querySelector("nav"), data.charts, ["Tables", "Episode viewer"]);
+  place(charts, data.charts); // before the viewer scrolls to where its address says
+  const some = data.samples.filter((sample) => sample.episodes.length);
+  if (some.length) new EpisodeViewer(document.getElementById("viewer"), some);
+  else document.getElementById("episode-viewer").hidden = true;
+  redraw = () => drawAll(charts, data.charts); // called once plotly, the largest part of the file, has been read
+}

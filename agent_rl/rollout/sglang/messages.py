@@ -1,0 +1,154 @@
+"""What is asked of SGLang's /generate, and its answers as records. Checked against SGLang 0.5.23."""
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_rl.records import Completion, FinishReason, FloatArray, IntArray, SamplingMask, SamplingParams, ShortArray
+from agent_rl.rollout.engines.base import EngineError
+
+_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What of a model's config.json the engine needs. `routed_layers`: which decoder layers are routed, bool
+    [layers]; `experts_per_token` is 0 for a dense model."""
+
+    vocab_size: int
+    max_positions: int
+    routed_layers: tuple[bool, ...]
+    experts_per_token: int
+
+    @staticmethod
+    def of(model_path: Path) -> "ModelShape":
+        config = json.loads((model_path / "config.json").read_text())
+        dense, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+        layers = range(config["num_hidden_layers"])
+        routed = tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
+        positions = config.get("max_position_embeddings", 1 << 30)
+        return ModelShape(config["vocab_size"], positions, routed, config.get("num_experts_per_tok", 0))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one request sampled. `finish_reason` is None if the server aborted it: the rest is still to come."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    kept: SamplingMask
+    policy_versions: IntArray
+    routed_experts: ShortArray | None
+    finish_reason: FinishReason | None
+
+
+def request_body(
+    token_ids: IntArray, params: SamplingParams, max_new_tokens: int, top_k: int, routed_from: int | None
+) -> dict[str, Any]:
+    """The body of /generate. `top_k` is what is sent for `params.top_k`: kept sets are reported for a finite one."""
+    sampling = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": top_k,
+        "max_new_tokens": max_new_tokens,
+        "stop_token_ids": list(params.stop_token_ids),
+        "sampling_seed": params.seed,
+    }
+    body: dict[str, Any] = {"input_ids": token_ids.tolist(), "sampling_params": sampling}
+    body |= {"return_logprob": True, "logprob_start_len": -1, "return_text_in_logprobs": False}
+    if params.cuts_support and params.temperature > 0:
+        body["return_sampling_mask"] = True
+    if routed_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
+    return body
+
+
+def read_part(answer: dict[str, Any], body: dict[str, Any], versions: "VersionLabels", shape: ModelShape) -> Part:
+    """The answer to `body`. Raises `EngineError` if something that was asked for is missing."""
+    meta = answer["meta_info"]
+    ids = np.asarray(answer.get("output_ids") or [], np.int32)
+    logprobs, kept = _behavior(meta, body, ids)
+    return Part(
+        token_ids=ids,
+        logprobs=logprobs,
+        kept=kept,
+        policy_versions=versions.per_token(meta, len(ids)),
+        routed_experts=_routed_experts(meta, body, len(ids), shape),
+        finish_reason=_FINISHED.get(meta["finish_reason"]["type"]),
+    )
+
+
+def _behavior(meta: dict[str, Any], body: dict[str, Any], ids: IntArray) -> tuple[FloatArray, SamplingMask]:
+    """Log-probs of what was sampled from, and the kept sets.
+
+    `output_token_logprobs` is after temperature but over the whole vocabulary: it is the behaviour log-prob only
+    where nothing was cut. Where something was, that is `output_token_sampling_logprobs`.
+    """
+    if body["sampling_params"]["temperature"] == 0:  # the likeliest token and nothing else
+        return np.zeros(len(ids), np.float32), SamplingMask.from_rows(list(ids[:, None]))
+    if body.get("return_sampling_mask"):
+        rows = [np.sort(np.asarray(row, np.int32)) for row in meta.get("output_token_sampling_mask") or []]
+        logprobs, kept = meta.get("output_token_sampling_logprobs") or [], SamplingMask.from_rows(rows)
+    else:
+        logprobs, kept = [entry[0] for entry in meta.get("output_token_logprobs") or []], SamplingMask.full(len(ids))
+    if not len(logprobs) == len(kept) == len(ids):
+        raise EngineError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs and {len(kept)} kept sets")
+    return np.asarray(logprobs, np.float32), kept
+
+
+def _routed_experts(meta: dict[str, Any], body: dict[str, Any], count: int, shape: ModelShape) -> ShortArray | None:
+    """int16 [inputs from `routed_experts_start_len` on, layers, k]; -1 on layers without a router."""
+    if "return_routed_experts" not in body:
+        return None
+    layers, k = len(shape.routed_layers), shape.experts_per_token
+    flat = np.frombuffer(base64.b64decode(meta.get("routed_experts") or ""), np.int32)
+    expected = max(len(body["input_ids"]) + count - 1 - body["routed_experts_start_len"], 0)
+    if len(flat) != expected * layers * k:
+        raise EngineError(f"routing of {len(flat) / max(layers * k, 1):g} inputs was reported instead of {expected}")
+    routed = flat.reshape(expected, layers, k).astype(np.int16)
+    routed[:, ~np.asarray(shape.routed_layers, np.bool_)] = -1
+    return routed
+
+
+class VersionLabels:
+    """Policy versions as the server's weight versions: with a tag of this engine's own, so that weights which
+    someone else has put there are not taken for ours."""
+
+    def __init__(self, tag: str) -> None:
+        self._prefix = f"{tag}-"
+
+    def of(self, policy_version: int) -> str:
+        return f"{self._prefix}{policy_version}"
+
+    def per_token(self, meta: dict[str, Any], count: int) -> IntArray:
+        """The policy version of each of `count` tokens, int32 [count]. Raises `EngineError` for a foreign one."""
+        whole = [{"version": meta["weight_version"], "start": 0, "end": count}]
+        versions = np.full(count, -1, np.int32)
+        for span in meta.get("weight_versions") or whole:
+            label = str(span["version"])
+            number = label.removeprefix(self._prefix)
+            if not label.startswith(self._prefix) or not number.isdigit():
+                raise EngineError(f"the server stamped tokens {label!r}, which are weights that this run did not load")
+            versions[span["start"] : span["end"]] = int(number)
+        if count and versions.min() < 0:
+            raise EngineError("the server left sampled tokens without a weight version")
+        return versions
+
+
+def joined(parts: list[Part]) -> Completion:
+    """One completion of the parts of a request that was aborted and gone on with; the last one has finished."""
+    finish = parts[-1].finish_reason
+    assert finish is not None
+    routed = [part.routed_experts for part in parts if part.routed_experts is not None]
+    return Completion(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        behavior_logprobs=np.concatenate([part.logprobs for part in parts]),
+        sampling_mask=SamplingMask.concat([part.kept for part in parts]),
+        policy_versions=np.concatenate([part.policy_versions for part in parts]),
+        finish_reason=finish,
+        routed_experts=np.concatenate(routed) if routed else None,
+    )

@@ -1,0 +1,200 @@
+"""Keeps one SGLang server answering with the weights that it should have."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from agent_rl.rollout.engines.base import EngineError
+from agent_rl.rollout.sglang.client import Client, RefusedError
+from agent_rl.rollout.sglang.config import SGLangConfig
+from agent_rl.rollout.sglang.messages import VersionLabels
+from agent_rl.rollout.sglang.probe import check_server
+from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
+from agent_rl.rollout.sglang.weights import as_directory, check_shapes, shapes_of
+
+_MAX_LAUNCHES = 6
+_POLL_S = 0.5
+_HEALTH_S = 30.0
+
+
+class Supervisor:
+    """One server, launched here or at an address, and the version that it serves.
+
+    `ready` brings it to where it should be, whatever happened to it: launched, checked, with the weights of the
+    last `load`. `lose` says that it was found dead or hung.
+    """
+
+    def __init__(
+        self,
+        config: SGLangConfig,
+        model_path: Path,
+        worker_index: int,
+        report_routing: bool,
+        versions: VersionLabels,
+    ) -> None:
+        self.config, self.model_path, self.versions = config, model_path.absolute(), versions
+        self.process: ServerProcess | None = None
+        self.policy_version = 0
+        self.changing = asyncio.Lock()
+        """Held while the server starts or its weights change."""
+        self._weights = self.model_path
+        self._shapes = shapes_of(self.model_path)
+        self._worker_index, self._report_routing = worker_index, report_routing
+        self._folder = Path(tempfile.gettempdir()) / f"agent-rl-sglang-{secrets.token_hex(6)}"
+        self.client: Client | None = None
+        """None while there is no server that is known to be right."""
+        self._lost: list[Client] = []
+        self._starting: asyncio.Task[Client] | None = None
+        self._num_launches = 0
+
+    async def ready(self) -> Client:
+        """The client of a server that serves the current weights; starts one if there is none.
+
+        Raises `ValueError` if no server can be had, with the reason.
+        """
+        if self.client is not None:
+            return self.client
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # a request that is cancelled does not take the start with it, which others wait for
+        return await asyncio.shield(self._starting)
+
+    def lose(self, client: Client) -> None:
+        """The server behind `client` is dead or has hung: end it, so that `ready` begins anew."""
+        if client is self.client:
+            self.client = None
+            self._lost.append(client)
+            if self.process:
+                self.process.kill()
+
+    async def examine(self, client: Client) -> None:
+        """A request broke: lose the server if it is dead, and leave it alone if only the connection was."""
+        dead = self.process is not None and not self.process.alive
+        if dead or not await client.healthy(self.config.hang_deadline_s):
+            self.lose(client)
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """Serve `weights`, a safetensors file of the model or a directory with one, as `policy_version`.
+
+        A server that dies over it is started again, with the new weights. Raises `ValueError`, with the reason and the
+        old weights in place, if they are not of this model or the server refuses them.
+        """
+        if self._shapes:
+            check_shapes(shapes_of(weights), self._shapes, weights)
+        await self.ready()
+        async with self.changing:
+            before = self._weights, self.policy_version
+            self._weights, self.policy_version = weights, policy_version
+            if client := self.client:  # else it died meanwhile, and the next one starts with the new weights
+                try:
+                    await self._update(client, self.config.on_update)
+                except RefusedError as refusal:
+                    self._weights, self.policy_version = before
+                    raise ValueError(f"the weights in {weights} were not loaded: {refusal}") from None
+                except EngineError:
+                    self.lose(client)
+        await self.ready()
+
+    async def close(self) -> None:
+        if self._starting:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self.client:
+            self.lose(self.client)
+        if self.process:
+            self.process.kill()
+        await self._close_lost()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _close_lost(self) -> None:
+        while self._lost:
+            await self._lost.pop().close()
+
+    async def _start(self) -> Client:
+        """Launch or find the server, check it, and give it the current weights."""
+        deadline = time.monotonic() + self.config.start_deadline_s
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            await self._close_lost()
+            async with self.changing:
+                while self.client is None:
+                    self.client = await self._attempt(deadline)
+                return self.client
+        finally:
+            self._starting = None
+
+    async def _attempt(self, deadline: float) -> Client | None:
+        """One attempt at a server; None if it fails in a way that another attempt may mend."""
+        client = Client(self.config.urls[self._worker_index] if self.config.urls else self._launch())
+        try:
+            await self._answering(client, deadline)
+            await check_server(client, self.config, self._report_routing)
+            if self.config.urls or (self._weights, self.policy_version) != (self.model_path, 0):
+                await self._update(client, "retract")
+            return client
+        except RefusedError as refusal:
+            self._lost.append(client)
+            raise ValueError(f"the weights in {self._weights} were not loaded: {refusal}") from None
+        except ValueError:
+            self._lost.append(client)
+            raise
+        except EngineError as error:
+            await client.close()
+            if time.monotonic() > deadline:
+                raise ValueError(f"no SGLang server could be had: {error}") from None
+            await asyncio.sleep(_POLL_S)
+            return None
+
+    def _launch(self) -> str:
+        """Start the server's process, in the thread of the event loop; returns its address."""
+        if self._num_launches == _MAX_LAUNCHES:
+            raise ValueError(f"the SGLang server died {_MAX_LAUNCHES} times; its last words: {self._last_words()}")
+        self._num_launches += 1
+        if self.process:
+            self.process.kill()
+        port = free_port()
+        command = launch_command(
+            self.config, str(self.model_path), port, self.versions.of(0), report_routing=self._report_routing
+        )
+        environment = launch_environment(self.config, self._worker_index, os.environ)
+        self.process = ServerProcess(command, environment, port, self._folder / "server.log")
+        self.process.start()
+        return self.process.url
+
+    async def _answering(self, client: Client, deadline: float) -> None:
+        """Wait until the server is healthy. Raises `ValueError` if its process ends, or the time does."""
+        while True:
+            try:
+                await client.get("/health", _HEALTH_S)
+                return
+            except (EngineError, RefusedError) as error:
+                if self.process and not self.process.alive:
+                    raise ValueError(f"the SGLang server ended as it started: {self._last_words()}") from None
+                if time.monotonic() > deadline:
+                    words = f": {self._last_words()}" if self.process else ""
+                    raise ValueError(
+                        f"no SGLang server answers at {client.url} within {self.config.start_deadline_s:g} s "
+                        f"({error}){words}"
+                    ) from None
+                await asyncio.sleep(_POLL_S)
+
+    async def _update(self, client: Client, on_update: str) -> None:
+        """Load the current weights and stamp them, in one operation. Without a pause the server drains first."""
+        within, paused = self.config.update_deadline_s, on_update != "drain"
+        body = {"weight_version": self.versions.of(self.policy_version), "flush_cache": on_update != "in_place"}
+        if paused:
+            await client.post("/pause_generation", {"mode": on_update}, within)
+        with as_directory(self._weights, self.model_path, self._folder) as directory:
+            try:
+                await client.post("/update_weights_from_disk", {"model_path": str(directory)} | body, within)
+            finally:
+                if paused:
+                    await client.post("/continue_generation", {}, within)
+
+    def _last_words(self) -> str:
+        return self.process.last_words() if self.process else ""

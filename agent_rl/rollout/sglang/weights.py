@@ -1,0 +1,57 @@
+"""New weights as SGLang reads them: a model directory, checked first, since SGLang itself takes more than it should."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+_TIED = {"lm_head.weight"}
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes_of(path: Path) -> Shapes:
+    """Tensor names and shapes of a safetensors file, or of all in a directory. Raises `ValueError` if it is none."""
+    found: Shapes = {}
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        try:
+            with safe_open(file, "numpy") as opened:
+                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file} is no safetensors file ({error})") from None
+    return found
+
+
+def check_shapes(weights: Shapes, model: Shapes, path: Path) -> None:
+    """Raises `ValueError` unless the weights are all of the model's. SGLang would broadcast, or keep the old ones.
+
+    A tied output matrix may be in the one and not in the other.
+    """
+    problems = [f"{name} is missing" for name in model.keys() - weights.keys() - _TIED]
+    problems += [f"{name} is unknown to it" for name in weights.keys() - model.keys() - _TIED]
+    problems += [
+        f"{name} is {shape}, not {model[name]}" for name, shape in weights.items() if model.get(name, shape) != shape
+    ]
+    if problems:
+        raise ValueError(f"{path} does not hold the weights of this model: {sorted(problems)[0]}")
+
+
+@contextlib.contextmanager
+def as_directory(weights: Path, model_path: Path, parent: Path) -> Iterator[Path]:
+    """A file of weights as a model directory: links to it and to all of the model that is no weights."""
+    if weights.is_dir():
+        yield weights
+        return
+    folder = Path(tempfile.mkdtemp(prefix=f"{weights.stem}-", dir=parent))
+    for file in model_path.iterdir():
+        if file.suffix not in _WEIGHT_FILES and not file.name.endswith(".index.json"):
+            (folder / file.name).symlink_to(file.resolve())
+    (folder / "model.safetensors").symlink_to(weights.absolute())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
