@@ -2,7 +2,7 @@
 
 Each arm runs in a process of its own, on one thread; peak memory is what its resident set grew by at most. The dense
 arm takes the tokens in 8 chunks. Every arm makes the gradient of the weights, whose size is said below the table.
-Usage: python benchmarks/kept_head.py [TOKENS] [HIDDEN] [VOCABULARY]; the dense arm takes minutes at the defaults.
+Usage: python -m benchmarks.kept_head [TOKENS] [HIDDEN] [VOCABULARY]; the dense arm takes minutes at the defaults.
 """
 
 import multiprocessing

@@ -170,7 +170,10 @@ class Controller:
             )
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """The trainer writes the new version, counted in batches; engines load it when due. Returns seconds of each."""
+        """The trainer writes the new version, counted in batches; when the interval is over, engines load it.
+
+        Returns the seconds of each.
+        """
         channel, started = self.stages.channel, time.monotonic()
         self._wait([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
         times = {"publish_s": time.monotonic() - started}
