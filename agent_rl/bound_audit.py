@@ -29,11 +29,12 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
     """
     if not (run / "config.yaml").is_file():
         raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    recorded = RecordedBatch(run, step, load(run / "config.yaml"))
+    config = load(run / "config.yaml")
+    recorded = RecordedBatch(run, step, config)
     policy = recorded.policy(recorded.recorded_routing)
     parts = [[recorded.trajectories[i] for i in part] for part in recorded.plan]
     batches = [pack(part, [0.0] * len(part)) for part in parts]
-    exact = _exact(run, recorded, batches)
+    exact = _exact(run, recorded, batches, config.updates_per_batch)
     log_ratios = [
         (lp - batch.behavior_logprobs)[batch.active.index] for lp, batch in zip(policy.logprobs, batches, strict=True)
     ]
@@ -47,22 +48,24 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
     return _by_turn(recorded.turn_ids, columns, len(recorded.trajectories))
 
 
-def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch]) -> list[Tensor]:
+def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch], updates_per_batch: int) -> list[Tensor]:
     """D(mu, pi) at each sampled token of each batch, [A]; one pass a version that tokens were sampled with."""
     behavior = load_model(str(recorded.checkpoint)).requires_grad_(False)
     found = [torch.zeros(len(batch.active)) for batch in batches]
     versions = [batch.policy_versions[batch.active.index] for batch in batches]
     for version in sorted(set(torch.cat(versions).tolist())):
-        copy_weights(_weights(run, recorded.checkpoint, version), behavior)
+        copy_weights(_weights(run, recorded.checkpoint, version, updates_per_batch), behavior)
         for values, batch, own in zip(found, batches, versions, strict=True):
             if bool((own == version).any()):
                 values[own == version] = total_variation(behavior, recorded.model, batch)[own == version]
     return found
 
 
-def _weights(run: Path, checkpoint: Path, version: int) -> dict[str, Any]:
+def _weights(run: Path, checkpoint: Path, version: int, updates_per_batch: int) -> dict[str, Any]:
     """The weights of a policy version: a snapshot in the checkpoint, or a checkpoint of that step."""
-    own = {path.name: path / "model.safetensors" for path in list_checkpoints(run)}.get(f"step-{version:06d}")
+    own = {path.name: path / "model.safetensors" for path in list_checkpoints(run)}.get(
+        f"step-{version // updates_per_batch:06d}"
+    )
     for path in (checkpoint / "snapshots" / f"{version}.safetensors", own):
         if path is not None and path.is_file():
             return dict(load_file(path))

@@ -58,7 +58,7 @@ class EvalConfig(Settings):
 
 
 class BatchConfig(Settings):
-    """What one optimizer step trains on."""
+    """What one step of a run trains on."""
 
     num_prompts: int = Field(16, ge=1)
     """Prompts a step."""
@@ -93,6 +93,8 @@ class CheckpointConfig(Settings):
     """Optimizer steps between checkpoints; 0 saves only when the run ends or is stopped."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    keep_best: int = Field(0, ge=0)
+    """Beside them, so many of the checkpoints with the best `eval_avg`; those that were not evaluated have none."""
 
 
 class RunConfig(Settings):
@@ -101,7 +103,7 @@ class RunConfig(Settings):
     seed: int = 0
     """Every random choice is hashed from this."""
     num_steps: int = Field(40, ge=1)
-    """Optimizer steps."""
+    """Rollout batches to train on; one optimizer step each, unless the trainer reuses a batch for several."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Where training starts from."""
     routing_replay: bool = False
@@ -143,6 +145,34 @@ class RunConfig(Settings):
                 "batch.group_size is 1, but group advantages compare the episodes of a prompt; "
                 "set batch.group_size to 2 or more"
             )
+        return self
+
+    @property
+    def num_trainer_ranks(self) -> int:
+        """Processes that the trainer has."""
+        layout = getattr(self.trainer, "layout", None)
+        return 1 if layout is None else int(layout.num_ranks)
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps, each a policy version, that the trainer makes of one rollout batch."""
+        return getattr(self.trainer, "updates_per_batch", 1)
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> Self:
+        parts, prompts = getattr(self.trainer, "num_minibatches", 1), self.batch.num_prompts
+        if parts > prompts:
+            raise ValueError(
+                f"trainer.num_minibatches is {parts}, but a batch has the groups of {prompts} prompts, which stay "
+                "whole; lower it or raise batch.num_prompts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        if layout := getattr(self.trainer, "layout", None):
+            layout.check(json.loads((model_directory(self.model.path) / "config.json").read_text()))
+            layout.check_episodes(self.batch.num_prompts * self.batch.group_size)
         return self
 
     @model_validator(mode="after")

@@ -95,6 +95,7 @@ TRAINING_FACTS = pa.schema(
         ("fate", pa.string()),
         ("reason", pa.string()),
         ("advantage", pa.float64()),
+        ("trained_at", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),
         ("entropy", pa.list_(pa.float32())),
         ("ref_logprobs", pa.list_(pa.float32())),
@@ -105,6 +106,7 @@ TRAINING_FACTS = pa.schema(
 MISMATCH = pa.schema(
     [
         ("step", pa.int32()),
+        ("update", pa.int32()),
         ("part", pa.string()),
         ("scope", pa.string()),
         ("turn", pa.int32()),

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from agent_rl import facts
 from agent_rl.config import RunConfig, model_directory
-from agent_rl.objective.advantage import group_advantages
-from agent_rl.objective.config import AdvantageConfig, ObjectiveConfig
+from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.loss import LossOutput, Objective
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, TRAINING_TABLE, list_checkpoints
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
+from agent_rl.trainer.batch_reuse import advantages_of
 from agent_rl.trainer.engines.torch import TorchEngine
-from agent_rl.trainer.packing import check_lengths, pack, split
+from agent_rl.trainer.microbatches import attention_share, plan_microbatches
+from agent_rl.trainer.packing import check_lengths, pack
 from agent_rl.trainer.token_logprobs import token_logprobs
 
 
@@ -75,13 +76,15 @@ class RecordedBatch:
         self.recorded_routing = any(t.routed_experts is not None for t in self.trajectories)
         limit = config.trainer.max_tokens_per_microbatch
         check_lengths(self.trajectories, limit)
-        self.plan = split([len(t) for t in self.trajectories], limit)
+        self.model = _model(config, checkpoint)
+        lengths = [len(t) for t in self.trajectories]
+        planned = plan_microbatches(lengths, limit, quadratic=attention_share(self.model))
+        self.plan = [parts[0] for parts in planned]
         sampled = torch.cat([torch.from_numpy(self.trajectories[i].loss_mask.copy()) for p in self.plan for i in p])
         if not bool(sampled.any()):
             raise ValueError(f"batch {step} of {run} has no sampled token; choose another step")
         turns = np.concatenate([self.trajectories[i].turn_ids for part in self.plan for i in part])
         self.turn_ids = torch.from_numpy(turns).long()[sampled]
-        self.model = _model(config, checkpoint)
         self._policies: dict[bool, Policy] = {}
 
     def missing(self, candidate: Candidate) -> str | None:
@@ -99,7 +102,7 @@ class RecordedBatch:
     def measure(self, candidate: Candidate) -> Measured:
         """The candidate's loss, gradient and figures; a clip that is the run's own has its state."""
         policy, config = self.policy(candidate.routing_replay), candidate.objective
-        batches = self._batches(policy, _advantages(self.trajectories, config.advantage))
+        batches = self._batches(policy, advantages_of(self.trajectories, config.advantage))
         objective = Objective(config)
         if config.clip == self.config.objective.clip:
             objective.load_state_dict(torch.load(self.checkpoint / "objective.pt", weights_only=True))
@@ -119,7 +122,7 @@ class RecordedBatch:
             policy = Policy(own, [], [], None, self._reference_logprobs(own))
             batches = self._batches(policy, np.zeros(len(own), np.float32))
             with torch.set_grad_enabled(len(batches) == 1):
-                found = [token_logprobs(self.model, batch) for batch in batches]
+                found = [token_logprobs(self.model, batch, off_support=True) for batch in batches]
             policy.graph = found[0].logprobs if len(batches) == 1 else None
             policy.logprobs = [f.logprobs.detach() for f in found]
             policy.off_support = [
@@ -156,13 +159,15 @@ class RecordedBatch:
         """Those of the policy that the run began with, if its KL reads them."""
         if not self.config.objective.kl.coefficient:
             return None
-        engine = TorchEngine(self.config.trainer, str(model_directory(self.config.model.path)), ObjectiveConfig())
+        engine = TorchEngine(
+            self.config.trainer.in_one_process(), str(model_directory(self.config.model.path)), ObjectiveConfig()
+        )
         return list(engine.logprobs(trajectories))
 
 
 def _model(config: RunConfig, checkpoint: Path) -> Any:
     """The policy as the trainer holds it."""
-    return TorchEngine(config.trainer, str(checkpoint), ObjectiveConfig()).model
+    return TorchEngine(config.trainer.in_one_process(), str(checkpoint), ObjectiveConfig()).model
 
 
 def _checkpoint(run: Path, step: int) -> Path:
@@ -194,13 +199,6 @@ def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory
     if any(column is None for column in columns):
         return trajectories, None
     return trajectories, [np.asarray(column, np.float32) for column in columns]
-
-
-def _advantages(trajectories: Sequence[Trajectory], config: AdvantageConfig) -> np.ndarray:
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-    outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
-    groups = torch.tensor([t.group_id for t in trajectories])
-    return group_advantages(rewards, groups, config, outcomes).numpy()
 
 
 def _active(batches: Sequence[TokenBatch], outputs: Sequence[LossOutput], name: str) -> Tensor:

@@ -32,6 +32,7 @@ from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
+from agent_rl.trainer.group import TrainGroup
 from agent_rl.trainer.worker import TrainWorker
 from agent_rl.weights.base import WeightChannel
 
@@ -54,6 +55,8 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
     The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
     """
     checkpoint = newest_checkpoint(path) if resume else None
+    if checkpoint:
+        _check_updates(path, RunState.load(checkpoint), config)
     prompts = checked_prompts(config)
     with lock(path), wandb_log(config, path, on_row) as on_row:
         for _ in range(MAX_RESTARTS):
@@ -66,6 +69,15 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome
         return train_from(checkpoint, config, path, prompts, on_row)
 
 
+def _check_updates(path: Path, state: RunState, config: RunConfig) -> None:
+    if state.updates_per_batch != config.updates_per_batch:
+        raise ValueError(
+            f"{path} made {state.updates_per_batch} updates of each batch, and the config now asks for "
+            f"{config.updates_per_batch}, which would miscount its policy versions; leave trainer.num_minibatches * "
+            "trainer.num_epochs as it was"
+        )
+
+
 def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: Prompts, on_row: OnRow) -> Outcome:
     """Run `config` from a checkpoint, or from the start; what `path` holds of later steps is cut."""
     state = RunState.load(checkpoint) if checkpoint else RunState()
@@ -75,7 +87,7 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
         placement = stack.enter_context(cluster(config, with_trainer=True))
         stages = start_stages(config, prompts, server, plan.waves, placement)
         stack.callback(stages.close)
-        load_weights(stages, checkpoint, state.step, plan.served(state.step))
+        load_weights(stages, checkpoint, state.step, plan.served(state.step), config.updates_per_batch)
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
         controller = build_controller(config, plan, stages, directory, on_row)
@@ -110,7 +122,9 @@ def start_stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
         workers=start_workers(config, server, waves, placement),
-        trainer=ray.remote(TrainWorker).options(**placement.trainer()).remote(config),
+        trainer=ray.remote(TrainWorker if config.num_trainer_ranks == 1 else TrainGroup)
+        .options(**placement.trainer())
+        .remote(config),
         channel=registry.build("weights", config.weights),
         check_tool_server=server.check,
     )
@@ -180,7 +194,7 @@ def lock(path: Path) -> Iterator[None]:
                 shutil.rmtree(path)
 
 
-def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int) -> None:
+def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int, updates_per_batch: int = 1) -> None:
     """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`."""
     channel: WeightChannel = stages.channel
     if checkpoint:
@@ -188,7 +202,7 @@ def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: in
     ray.get(stages.trainer.publish.remote(str(channel.path(start))))
     if checkpoint and served != start:
         channel.path(served).write_bytes((checkpoint / "served.safetensors").read_bytes())
-    stages.workers.serve(str(channel.path(served)), served)
+    stages.workers.serve(str(channel.path(served)), served * updates_per_batch)
 
 
 def newest_checkpoint(path: Path) -> Path:

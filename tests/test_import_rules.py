@@ -22,6 +22,7 @@ RAY_MAY_BE_IMPORTED_BY = {
     "agent_rl/pipeline/controller.py",
     "agent_rl/pipeline/workers.py",
     "agent_rl/pipeline/cluster.py",
+    "agent_rl/trainer/group.py",
 }
 SOURCES = sorted(p for top in ("agent_rl", "sandbox", "tools") for p in (ROOT / top).rglob("*.py"))
 

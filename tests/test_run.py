@@ -137,6 +137,29 @@ def test_a_resumed_asynchronous_run_keeps_its_queue_and_its_lag(tmp_path: Path) 
     assert recorded_lags(tmp_path)[6:] == [(6, 0, 0), (7, 1, 1)]
 
 
+def test_a_batch_used_for_several_updates_is_recorded_at_the_lag_of_each_and_resumed(tmp_path: Path) -> None:
+    reuse = ("trainer.num_minibatches=2", "trainer.num_epochs=2", "pipeline.exact_lag=1", "eval.every=1")
+    config = quickstart(*SMALL, *reuse, "eval.num_prompts=2", "num_steps=3", "trainer.proximal.every=1")
+    train(config.model_copy(update={"num_steps": 1}), tmp_path, False, ignore)
+    assert RunState.load(newest_checkpoint(tmp_path)).policy_version == 4
+    with pytest.raises(ValueError, match="made 4 updates of each batch, and the config now asks for 1"):
+        train(quickstart(*SMALL, "pipeline.exact_lag=1", "num_steps=3"), tmp_path, True, ignore)
+    assert train(config, tmp_path, True, ignore).complete
+    facts = tables.read_rollout_facts(tmp_path)
+    sampled_at = facts.group_by("batch").agg(pl.col("min_policy_version").min(), pl.col("max_policy_version").max())
+    # The run ended after its first batch, so its second was sampled with the weights then: version 4, after 4 updates.
+    assert sampled_at.sort("batch").rows() == [(0, 0, 0), (1, 4, 4), (2, 4, 4)]
+    trained = pl.read_parquet(tmp_path / "training_facts.parquet" / "*.parquet").sort("step", "order")
+    assert trained["trained_at"].to_list() == [[4 * s + m, 4 * s + m + 2] for s in range(3) for m in (0, 0, 1, 1)]
+    lags = tables.read_mismatch(tmp_path).filter(pl.col("part") == "total", pl.col("scope") == "lag")
+    recorded = lags.select("step", "update", "lag").unique().sort("step", "update").rows()
+    assert recorded == [(0, h, h) for h in range(4)] + [(1, h, h) for h in range(4)] + [(2, h, 4 + h) for h in range(4)]
+    rows = read_metrics(tmp_path)
+    assert [row["policy_version"] for row in rows] == [0, 4, 8, 12]
+    assert [row["lag_max"] for row in rows[:3]] == [3, 3, 7]
+    assert [row["eval_policy_version"] for row in rows] == [0, 4, 8, 12]
+
+
 def test_a_run_stopped_near_its_end_can_go_on_for_longer(tmp_path: Path) -> None:
     config = quickstart(*SMALL, "pipeline.exact_lag=2", "num_steps=4")
 

@@ -71,7 +71,10 @@ def bound_over_time(run: Path, first_step: int = 0) -> pl.DataFrame:
     """The share of the budget by step and turn: columns step, turn (int), budget; a turn not reached has no row."""
     rows, _ = _audited(run, first_step)
     budget = (pl.col("tv") + pl.col("off_support").fill_null(0)).alias("budget")
-    return rows.filter(pl.col("turn") != _ALL).select("step", "turn", budget).sort("step", "turn")
+    found = rows.filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
+    episodes = pl.col("num_episodes")  # a step with several updates has a row for each
+    mean = ((pl.col("budget") * episodes).sum() / episodes.sum()).alias("budget")
+    return found.group_by("step", "turn").agg(mean).sort("step", "turn")
 
 
 def _audited(run: Path, first_step: int) -> tuple[pl.DataFrame, int]:

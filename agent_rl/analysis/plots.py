@@ -45,6 +45,8 @@ def _mismatch(axis: Any, run: Path) -> None:
     table = read_mismatch(run).filter(
         pl.col("part") == "total", pl.col("scope") == "turn", pl.col("n") >= _FEWEST_TOKENS
     )
+    n = pl.col("n")  # a step with several updates has a row for each
+    table = table.group_by("step", "turn").agg((pl.col("mean_abs_d") * n).sum() / n.sum())
     turns = sorted(table["turn"].unique().to_list())
     for position, turn in enumerate(turns):
         part = table.filter(pl.col("turn") == turn).sort("step")

@@ -65,7 +65,7 @@ def _choose(target: Path, overrides: list[str], config: Path | None, overlays: l
     if config is None and not is_checkpoint:
         raise ValueError(f"{target} is no run; say with --config which prompts, tools and sampling to evaluate with")
     chosen = load(config or run / "config.yaml", [*overrides, f"model.path={model}"], overlays=overlays)
-    version = RunState.load(model).step if is_checkpoint else 0
+    version = RunState.load(model).policy_version if is_checkpoint else 0
     return _Choice(chosen, model, version, (run if is_checkpoint else Path("runs")) / "evaluations")
 
 

@@ -24,18 +24,21 @@ class GradientAlignment:
         self.max_cosine = max_cosine
         self.previous: list[Tensor] | None = None
 
-    def apply(self, gradients: Sequence[Tensor], reduce: Reduce | None = None) -> float:
+    def apply(
+        self, gradients: Sequence[Tensor], reduce: Reduce | None = None, copies: Sequence[int] | None = None
+    ) -> float:
         """The cosine to the last step's gradient; NaN in the first step and for a gradient of zero.
 
         `gradients` are those of all parameters, before clipping, changed in place where the cosine exceeds the
-        limit. `reduce` sums a tensor over the ranks that hold shards of them.
+        limit. `reduce` sums a tensor over the ranks that hold shards of them; `copies` says for each gradient how many
+        of these ranks hold the same shard, 1 if it is left out.
         """
         last, self.previous = self.previous, [g.detach().clone() for g in gradients]
         if last is None:
             return math.nan
-        cosine, projection = alignment(gradients, last, reduce)
+        cosine, projection = alignment(gradients, last, reduce, copies)
         if self.max_cosine is not None and cosine > self.max_cosine:
-            limit_alignment(gradients, last, projection, self.max_cosine, reduce)
+            limit_alignment(gradients, last, projection, self.max_cosine, reduce, copies)
         return cosine
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,16 +49,26 @@ class GradientAlignment:
         self.previous = state["previous"]
 
 
-def alignment(first: Sequence[Tensor], second: Sequence[Tensor], reduce: Reduce | None = None) -> tuple[float, float]:
+def alignment(
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    reduce: Reduce | None = None,
+    copies: Sequence[int] | None = None,
+) -> tuple[float, float]:
     """cos(first, second), NaN if either is 0, and the factor of `second` that is the projection of `first` on it."""
-    dot, own, other = _sums([(first, second), (first, first), (second, second)], reduce)
+    dot, own, other = _sums([(first, second), (first, first), (second, second)], reduce, copies)
     if own == 0 or other == 0:
         return math.nan, math.nan
     return dot / math.sqrt(own * other), dot / other
 
 
 def limit_alignment(
-    gradients: Sequence[Tensor], last: Sequence[Tensor], projection: float, cosine: float, reduce: Reduce | None = None
+    gradients: Sequence[Tensor],
+    last: Sequence[Tensor],
+    projection: float,
+    cosine: float,
+    reduce: Reduce | None = None,
+    copies: Sequence[int] | None = None,
 ) -> None:
     """In place g <- g_perp + cosine / sqrt(1 - cosine^2) |g_perp| l / |l|, whose cosine to l is `cosine`.
 
@@ -64,15 +77,20 @@ def limit_alignment(
     """
     for gradient, old in zip(gradients, last, strict=True):
         gradient.sub_(old, alpha=projection)
-    rest, other = _sums([(gradients, gradients), (last, last)], reduce)
+    rest, other = _sums([(gradients, gradients), (last, last)], reduce, copies)
     scale = cosine / math.sqrt(1 - cosine**2) * math.sqrt(rest / other)
     for gradient, old in zip(gradients, last, strict=True):
         gradient.add_(old, alpha=scale)
 
 
-def _sums(pairs: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], reduce: Reduce | None) -> list[float]:
-    """The inner product of each pair of tensor lists, over all ranks, in float64."""
-    local = [sum(float((a.double() * b.double()).sum()) for a, b in zip(x, y, strict=True)) for x, y in pairs]
+def _sums(
+    pairs: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], reduce: Reduce | None, copies: Sequence[int] | None
+) -> list[float]:
+    """The inner product of each pair of tensor lists, over all ranks, in float64; copies of a shard count once."""
+    held = copies or [1] * len(pairs[0][0])
+    local = [
+        sum(float((a.double() * b.double()).sum()) / n for a, b, n in zip(x, y, held, strict=True)) for x, y in pairs
+    ]
     if reduce is None:
         return local
     device = pairs[0][0][0].device if pairs[0][0] else None

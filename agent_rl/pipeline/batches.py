@@ -40,7 +40,7 @@ class BatchController(Controller):
 
     def state(self, checkpoint: Path) -> RunState:
         queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
-        return RunState(step=self.step, queue=queue, ramps=self.schedule.ramps)
+        return RunState(step=self.step, updates_per_batch=self.updates, queue=queue, ramps=self.schedule.ramps)
 
     def run(self) -> None:
         """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
@@ -61,7 +61,7 @@ class BatchController(Controller):
                 row |= self._collect(ahead)
             batch = self.ready.pop(self.step)
             self._check_lag(batch)
-            training = self.stages.trainer.train.remote(batch, self.step)
+            training = self._start_training(batch)
             if self.schedule.prefetch > 0:
                 row |= self._collect(ahead)
             result = self._trained([training])[0]
@@ -70,6 +70,7 @@ class BatchController(Controller):
             self._record(row, batch, result, started)
             self.step += 1
             self._checkpoint_if_due()
+        self._commit_checkpoint()
         if self.step == self.config.num_steps:
             self._finish()
 
@@ -130,7 +131,7 @@ class BatchController(Controller):
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
         """Lag is a promise: every sampled token carries the version that the schedule says."""
-        promised = self.schedule.version(self.step)
+        promised = self.schedule.version(self.step) * self.updates
         for trajectory in batch:
             versions = trajectory.policy_versions[trajectory.loss_mask]
             assert (versions == promised).all(), (

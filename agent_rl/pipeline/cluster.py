@@ -42,7 +42,9 @@ class Placement:
 @contextmanager
 def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
     """The cluster at `ray.address` with places reserved there, or a Ray of this run's own on this machine."""
-    num_actors = config.rollout.num_workers + with_trainer
+    ranks = config.num_trainer_ranks
+    trainers = ranks + (ranks > 1)  # several processes stand behind one more
+    num_actors = config.rollout.num_workers + with_trainer * trainers
     gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus)
     if config.ray.address is None:
         with local_ray(num_actors):

@@ -73,6 +73,7 @@ class ContinuousController(Controller):
             self._record(row | self._figures(waited_s), batch, result, started)
             self.step += 1
             self._checkpoint_if_due()
+        self._commit_checkpoint()
         if self.step == self.config.num_steps:
             self._finish()
 
@@ -97,7 +98,7 @@ class ContinuousController(Controller):
 
     def _train(self, batch: list[Trajectory]) -> Any:
         """One optimizer step, while groups are issued and arrive."""
-        training = self.stages.trainer.train.remote(batch, self.step)
+        training = self._start_training(batch)
         while not self._pump([training]):
             pass
         return trainer_results([training])[0]
@@ -167,10 +168,10 @@ class ContinuousController(Controller):
             self._drop({group_id: (OVERDUE, f"issued at version {version}, not trained by step {self.step}")})
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
-        """`max_lag` is a promise, checked on the recorded version of every sampled token."""
+        """`max_lag`, in batches, is a promise, checked on the recorded version of every sampled token."""
         for trajectory in batch:
-            lag = self.step - trajectory.policy_versions[trajectory.loss_mask]
-            assert ((lag >= 0) & (lag <= self.pacing.max_lag)).all(), (
+            lag = self.step * self.updates - trajectory.policy_versions[trajectory.loss_mask]
+            assert ((lag >= 0) & (lag <= self.pacing.max_lag * self.updates)).all(), (
                 f"step {self.step}: episode {trajectory.episode_id} has tokens of lag {np.unique(lag).tolist()}, "
                 f"the bound is {self.pacing.max_lag}"
             )
@@ -190,7 +191,9 @@ class ContinuousController(Controller):
     def state(self, checkpoint: Path) -> RunState:
         rows = [row for group in self.queue.values() for row in group.rows]
         facts.write_rows(checkpoint / QUEUE_FILE, rows, facts.ROLLOUT_FACTS)
-        return RunState(step=self.step, versions=self.versions, arrived=list(self.queue))
+        return RunState(
+            step=self.step, updates_per_batch=self.updates, versions=self.versions, arrived=list(self.queue)
+        )
 
     def _restore(self) -> None:
         """Take up the checkpoint's groups: those that had arrived are read, the others issued again."""

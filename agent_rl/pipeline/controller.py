@@ -50,16 +50,22 @@ class Stages:
 
 
 class Controller(ABC):
-    """A training loop from where `directory` stands to `num_steps`; `served` is the version that engines have."""
+    """A training loop from where `directory` stands to `num_steps`; `served` is the version that engines have.
+
+    Versions are counted in steps here: one a batch. Policy versions, as records carry them, count optimizer steps,
+    `updates` a batch; they are made where they leave the controller.
+    """
 
     def __init__(self, config: RunConfig, stages: Stages, directory: RunDirectory, on_row: OnRow, served: int) -> None:
         self.config, self.stages = config, stages
+        self.updates = config.updates_per_batch
         self.directory, self.on_row = directory, on_row
         self.dropped: list[dict[str, Any]] = []
         self.step = directory.state.step
         self.served = served
         self.next_prompt = max(directory.ledger.issued, default=-1) + 1
         self.stop_requested = False
+        self.saving: tuple[Path, int] | None = None
 
     @abstractmethod
     def run(self) -> None:
@@ -99,6 +105,9 @@ class Controller(ABC):
         lost = self.directory.ledger.in_flight ^ self.in_flight()
         assert not lost, f"groups {sorted(lost)} are lost or counted twice"
 
+    def _start_training(self, batch: list[Trajectory]) -> Any:
+        return self.stages.trainer.train.remote(batch, self.step * self.updates)
+
     def _broadcast(self, policy_version: int) -> dict[str, float]:
         """The trainer writes the new version; when it is due, engines load it. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
@@ -119,7 +128,7 @@ class Controller(ABC):
         return True
 
     def _serve(self, policy_version: int) -> None:
-        self.stages.workers.serve(str(self.stages.channel.path(policy_version)), policy_version)
+        self.stages.workers.serve(str(self.stages.channel.path(policy_version)), policy_version * self.updates)
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
@@ -145,7 +154,7 @@ class Controller(ABC):
         if calls is None:
             return {}
         started = time.monotonic()
-        evaluation = collect_evaluation(self.config, self.step, self._results(calls))
+        evaluation = collect_evaluation(self.config, self.step * self.updates, self._results(calls))
         self.directory.write_evaluation(self.step, evaluation.rows)
         return {**evaluation.figures, "eval_s": time.monotonic() - started}
 
@@ -157,38 +166,51 @@ class Controller(ABC):
         self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
         row |= seconds_figures(row | result.metrics, wall_s, self.stages.workers.seconds(wall_s))
-        row = metrics_row(self.step, row, batch, result, wall_s) | {
+        row = metrics_row(self.step, self.step * self.updates, row, batch, result, wall_s) | {
             f"groups/{fate}": count for fate, count in ledger.counts().items()
         }
         self.directory.write_metrics(row)
         self.on_row(row)
 
     def _checkpoint_if_due(self) -> None:
+        self._commit_checkpoint()
         every, done = self.config.checkpoint.every, self.step == self.config.num_steps
         if done or self.stop_requested or (every and self.step % every == 0):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the version just made, with the older weights that are still being served.
+        """Begin a checkpoint of the version just made, with the older weights that are still being served.
 
-        The disk has all of it, and the ledger, before it gets its name: what has the name can be resumed.
+        It is written while the next step goes on, and counts once `_commit_checkpoint` has given it its name.
         """
         self._check_ledger()
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        self._trained([self.stages.trainer.save.remote(str(temporary))])
+        self._trained([self.stages.trainer.begin_save.remote(str(temporary))])
         shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
         self.state(temporary).save(temporary)
+        self.directory.ledger.sync()
+        self.saving = temporary, self.step
+
+    def _commit_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and make it the newest.
+
+        The disk has all of it before it gets its name: what has the name can be resumed.
+        """
+        if self.saving is None:
+            return
+        (temporary, step), self.saving = self.saving, None
+        self._trained([self.stages.trainer.finish_save.remote(str(temporary))])
         for path in temporary.rglob("*"):
             if path.is_file():
                 _sync(path)
-        self.directory.ledger.sync()
-        self.directory.commit_checkpoint(temporary, self.step, self.config.checkpoint.keep)
+        keep = self.config.checkpoint
+        self.directory.commit_checkpoint(temporary, step, keep.keep, keep.keep_best)
 
     def _finish(self) -> None:
         """A last line of metrics: what the final policy scores."""
         if figures := self._evaluate_if_due():
-            row = {"step": self.step, "policy_version": self.step, **figures}
+            row = {"step": self.step, "policy_version": self.step * self.updates, **figures}
             self.directory.write_metrics(row)
             self.on_row(row)
 

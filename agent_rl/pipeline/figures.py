@@ -52,6 +52,7 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
             "fate": "trained",
             "reason": None,
             "advantage": float(result.advantages[order]),
+            "trained_at": result.trained_at[order],
             "logprobs": result.logprobs[order],
             "entropy": result.entropy[order],
             "ref_logprobs": result.ref_logprobs[order] if result.ref_logprobs else None,
@@ -94,22 +95,25 @@ def seconds_figures(row: dict[str, Any], wall_s: float, workers: list[dict[str, 
 
 
 def metrics_row(
-    step: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
+    step: int, policy_version: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. `lag` is the step's policy version minus the version of each sampled token.
+    """One line of metrics.jsonl. `lag` is an update's policy version minus the version of each token it trained on.
 
-    `tokens_per_s`: trained tokens per second of the step, the time that it waited for an evaluation left out.
+    `policy_version` is that of the first update. `trained_tokens` counts a token at each of its uses; `tokens_per_s`:
+    those per second of the step, the time that it waited for an evaluation left out.
     """
-    versions = np.concatenate([t.policy_versions[t.loss_mask] for t in batch]) if batch else np.empty(0, np.int32)
-    lags = step - versions
+    uses = zip(batch, result.trained_at, strict=True)
+    lags = np.concatenate(
+        [np.empty(0, np.int64), *(at - t.policy_versions[t.loss_mask] for t, ats in uses for at in ats)]
+    )
     return {
         "step": step,
-        "policy_version": step,
+        "policy_version": policy_version,
         "reward_mean": float(np.mean([t.reward for t in batch])) if batch else None,
         "lag_mean": float(lags.mean()) if len(lags) else None,
         "lag_max": int(lags.max()) if len(lags) else None,
-        "trained_tokens": len(versions),
-        "tokens_per_s": len(versions) / (wall_s - row.get("eval_s", 0.0)),
+        "trained_tokens": len(lags),
+        "tokens_per_s": len(lags) / (wall_s - row.get("eval_s", 0.0)),
         "wall_s": wall_s,
         **row,
         **result.metrics,

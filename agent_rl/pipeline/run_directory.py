@@ -75,8 +75,8 @@ class RunDirectory:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
         facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch], facts.MISMATCH)
 
-    def write_evaluation(self, policy_version: int, rows: list[dict[str, Any]]) -> None:
-        facts.write_part(self.evaluations, policy_version, rows, facts.EVALUATION)
+    def write_evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
+        facts.write_part(self.evaluations, step, rows, facts.EVALUATION)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl and the same figures to TensorBoard."""
@@ -94,12 +94,16 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}"
 
-    def commit_checkpoint(self, temporary: Path, step: int, keep: int) -> None:
-        """Give a finished checkpoint its name and delete the oldest beyond `keep`."""
+    def commit_checkpoint(self, temporary: Path, step: int, keep: int, keep_best: int = 0) -> None:
+        """Give a finished checkpoint its name; delete all but the newest `keep` and the `keep_best` best evaluated."""
         final = self.checkpoint(step)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        for old in list_checkpoints(self.path)[:-keep]:
+        older = list_checkpoints(self.path)[:-keep]
+        scores = {self.checkpoint(row["step"]): row["eval_avg"] for row in read_metrics(self.path)}
+        evaluated = [path for path in older if scores.get(path) is not None]
+        best = sorted(evaluated, key=lambda path: scores[path])[-keep_best:] if keep_best else []
+        for old in set(older) - set(best):
             shutil.rmtree(old)
 
     def close(self) -> None:

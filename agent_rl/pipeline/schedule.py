@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 class Schedule:
     """Batch i starts being sampled when batch i - prefetch starts being trained, with the last broadcast weights.
 
-    One optimizer step a batch, so the step that trains batch i has policy version i. With
-    `broadcast_interval` 1 every batch is trained at lag min(i, prefetch) exactly; with `prefetch` 1 and
-    `broadcast_interval` n the lag cycles through 1..n. `waves` asks the rollout to be bit-reproducible.
+    Versions are counted in batches here: the step that trains batch i has version i. Where a batch is used for U
+    updates, its policy version, which counts optimizer steps, is U times that. With `broadcast_interval` 1 every
+    batch is trained at lag min(i, prefetch) exactly; with `prefetch` 1 and `broadcast_interval` n the lag cycles
+    through 1..n. `waves` asks the rollout to be bit-reproducible.
 
     `ramps`: (first batch, policy version) pairs, in order. From that batch on nothing was queued at that
     version, so no batch can be older. A fresh run has (0, 0); extending a run that had ended adds one.

@@ -10,10 +10,12 @@ FILE = "state.json"
 
 
 class RunState(Settings):
-    """`step` optimizer steps are done; the prompt stream stands at the first batch that is neither done nor queued."""
+    """`step` batches are trained; the prompt stream stands at the first batch that is neither trained nor queued."""
 
     step: int = 0
-    """Optimizer steps done."""
+    """Rollout batches trained."""
+    updates_per_batch: int = 1
+    """Optimizer steps that each of them was used for."""
     queue: dict[int, list[int]] = {}  # noqa: RUF012
     """Batches that are sampled and wait to be trained, without a gap from `step` on: their groups."""
     versions: dict[int, int] = {}  # noqa: RUF012
@@ -22,6 +24,11 @@ class RunState(Settings):
     """Those of `versions` that are sampled, in the order of their arrival. The others are issued again."""
     ramps: tuple[tuple[int, int], ...] = ((0, 0),)
     """See `Schedule.ramps`."""
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps done."""
+        return self.step * self.updates_per_batch
 
     def save(self, checkpoint: Path) -> None:
         (checkpoint / FILE).write_text(self.model_dump_json())

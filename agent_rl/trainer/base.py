@@ -10,11 +10,12 @@ from agent_rl.records import FloatArray, Trajectory
 
 @dataclass
 class TrainResult:
-    """One optimizer step. Per-trajectory lists are in the order the trajectories were given.
+    """The updates on one rollout batch. Per-trajectory lists are in the order the trajectories were given.
 
     `logprobs`, `entropy`, `ref_logprobs`: float32 [L] each, NaN on tokens the policy did not sample; taken
-    at the weights before the step. `proximal_logprobs`: at the weights each token was sampled with, where
-    they were computed. `mismatch`: one row a turn and one for all. `metrics`: scalars.
+    at the weights before the first update that used the trajectory. `proximal_logprobs`: at the weights each token was
+    sampled with, where they were computed. `trained_at`: the policy versions at which each trajectory was used.
+    `mismatch`: rows of every update, by its number `update`. `metrics`: scalars, means over the updates.
     """
 
     advantages: FloatArray
@@ -22,6 +23,7 @@ class TrainResult:
     entropy: list[FloatArray]
     ref_logprobs: list[FloatArray] | None = None
     proximal_logprobs: list[FloatArray | None] | None = None
+    trained_at: list[list[int]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     mismatch: list[dict[str, Any]] = field(default_factory=list)
 
@@ -30,7 +32,7 @@ class TrainEngine(Protocol):
     """Owns the weights and the optimizer. Built as `cls(config, model_path, objective)`."""
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
-        """One optimizer step on whole groups, from `policy_version` to the next.
+        """Train on whole groups, from `policy_version` on; each optimizer step is a version further.
 
         Raises `ValueError` naming a trajectory that cannot be used.
         """
@@ -44,10 +46,14 @@ class TrainEngine(Protocol):
         """Write the current weights as safetensors under Hugging Face names."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write a Hugging Face model directory, with the optimizer's state beside it."""
+    def begin_save(self, directory: Path) -> None:
+        """Start to write a Hugging Face model directory, with the optimizer's state beside it; training can go on."""
+        ...
+
+    def finish_save(self) -> None:
+        """Wait until what `begin_save` began is written. Raises what went wrong."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what was saved."""
         ...

@@ -1,16 +1,42 @@
 """The causal LM that is trained: loading it, and its weights under Hugging Face names."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from agent_rl.settings import Settings
 from agent_rl.trainer import packed_attention
+from agent_rl.trainer.parallel import parallelize
+from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingReplay
+from agent_rl.trainer.shards import local
+from agent_rl.trainer.token_head import TokenHead
 
 
-def load_model(model_path: str) -> Any:
-    """The causal LM of a directory in float32, without dropout, on packed attention, ready for routing replay."""
+class ComputeConfig(Settings):
+    """How the model computes: what memory and precision its passes take."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products and attention. The weights, their gradients and the optimizer stay in float32, and so does
+    everything from the last hidden state to the log-prob."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each decoder layer and compute the rest again in the backward pass: less memory, about
+    a third more work."""
+    head_budget_mb: int = Field(512, ge=1)
+    """Mebibytes of temporaries of the output layer. Without top-p or top-k a slice of tokens as large as this allows
+    is taken at a time, against the whole vocabulary; if one slice is enough, the backward pass saves a product."""
+
+
+def load_model(model_path: str, compute: ComputeConfig | None = None, ranks: Ranks | None = None) -> Any:
+    """The causal LM of a directory in float32, without dropout, on packed attention, ready for `token_logprobs`.
+
+    With `ranks` of more than one process it is sharded over them.
+    Raises `ValueError` if its log-probs cannot be had from hidden states and the output layer.
+    """
     from transformers import AutoModelForCausalLM  # heavy
     from transformers.utils.logging import disable_progress_bar
 
@@ -19,23 +45,25 @@ def load_model(model_path: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=packed_attention.NAME
     )
+    model.eval()  # no dropout: at lag 0 the ratio must be 1
+    model.compute = compute or ComputeConfig()
+    model.token_head = TokenHead(model, model.compute.head_budget_mb << 20)
     model.routing_replay = RoutingReplay(model)
-    return model.eval()  # no dropout: at lag 0 the ratio must be 1
+    if model.compute.activation_checkpointing:
+        for layer in model.base_model.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    if ranks is not None and ranks.mesh is not None:
+        parallelize(model, ranks.mesh, split_experts=ranks.layout.ep > 1)
+    return model
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """The state dict without the second names of tied weights, which safetensors refuses."""
-    seen: set[int] = set()
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            state[name] = tensor.contiguous()
-    return state
+    """The parameters by name, those that are tied once; of a sharded one, the shard of this rank as a DTensor."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @torch.no_grad()
 def copy_weights(weights: dict[str, Tensor], model: Any) -> None:
-    """Copy what `weights_of` gave into a model of the same shape, in place."""
+    """Copy what `weights_of` gave into a model of the same shape and layout, in place."""
     for name, tensor in weights_of(model).items():
-        tensor.copy_(weights[name])
+        local(tensor).copy_(local(weights[name]))

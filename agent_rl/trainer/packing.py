@@ -1,32 +1,14 @@
 """Trajectories to packed micro-batches under a token limit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agent_rl.objective.token_batch import TokenBatch
-from agent_rl.records import SamplingMask, Trajectory
-
-
-def split(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of items by micro-batch: first fit, longest first, so the order of equal lengths is kept.
-
-    Deterministic in `lengths`. Every item must fit by itself: `check_lengths` says which does not.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        for position, left in enumerate(room):
-            if lengths[index] <= left:
-                bins[position].append(index)
-                room[position] -= lengths[index]
-                break
-        else:
-            bins.append([index])
-            room.append(max_tokens - lengths[index])
-    return bins
+from agent_rl.records import FloatArray, SamplingMask, Trajectory
 
 
 def check_lengths(trajectories: Sequence[Trajectory], max_tokens: int) -> None:
@@ -40,7 +22,13 @@ def check_lengths(trajectories: Sequence[Trajectory], max_tokens: int) -> None:
 
 
 def pack(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> TokenBatch:
-    """One micro-batch: the trajectories one after the other, a segment each, nothing padded."""
+    """One micro-batch: the trajectories one after the other, a segment each, nothing padded.
+
+    None at all give a dummy, for a rank that must join a pass and has nothing left: one token of no trajectory (its
+    `trajectory_ids` is -1) that no loss counts.
+    """
+    if not trajectories:
+        return _dummy()
     lengths = np.array([len(t) for t in trajectories], np.int64)
     replay = any(t.sampling_params.cuts_support for t in trajectories)
     mask = SamplingMask.concat([t.sampling_mask for t in trajectories]) if replay else None
@@ -62,6 +50,30 @@ def pack(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> Tok
     )
 
 
+def _dummy() -> TokenBatch:
+    zero, minus = torch.zeros(1, dtype=torch.int64), torch.full((1,), -1)
+    return TokenBatch(
+        token_ids=zero,
+        position_ids=zero,
+        segment_ids=zero,
+        trajectory_ids=minus,
+        loss_mask=torch.zeros(1, dtype=torch.bool),
+        turn_ids=minus,
+        policy_versions=minus,
+        behavior_logprobs=torch.full((1,), torch.nan),
+        advantages=torch.zeros(1),
+        temperature=torch.ones(1),
+        proximal_logprobs=torch.zeros(1),
+        ref_logprobs=torch.zeros(1),
+        cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+    )
+
+
+def is_dummy(batch: TokenBatch) -> bool:
+    """Whether `pack` made it of no trajectory."""
+    return int(batch.trajectory_ids[0]) < 0
+
+
 def _routing(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """Recorded experts, int16 [T, layers, k], or None without any.
 
@@ -79,10 +91,29 @@ def _routing(trajectories: Sequence[Trajectory]) -> Tensor | None:
     return _join(parts, np.int16)
 
 
-def unpack(values: Tensor, batch: TokenBatch) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """Per-token values [T] as one float32 array a segment, NaN on tokens that the policy did not sample."""
+def unpack(values: Tensor, batch: TokenBatch) -> list[FloatArray]:
+    """Per-token values [T] as one float32 array a trajectory, NaN on tokens that the policy did not sample."""
+    if is_dummy(batch):
+        return []
     masked = torch.where(batch.loss_mask, values.detach().float(), torch.nan).numpy()
     return np.split(masked, batch.cu_seqlens[1:-1].numpy())
+
+
+def with_column(batch: TokenBatch, part: Sequence[int], name: str, values: Sequence[FloatArray]) -> TokenBatch:
+    """The micro-batch of the trajectories `part` with a field of their own `values`, float32 [L] a trajectory."""
+    if not part:
+        return batch
+    return replace(batch, **{name: torch.from_numpy(np.concatenate([values[i] for i in part]))})
+
+
+def by_index(
+    plan: Sequence[Sequence[int]], batches: Sequence[TokenBatch], values: Sequence[Tensor]
+) -> dict[int, FloatArray]:
+    """Per-token values of the micro-batches of a rank as one array a trajectory, by the index that `plan` has."""
+    found: dict[int, FloatArray] = {}
+    for part, batch, tensor in zip(plan, batches, values, strict=True):
+        found |= dict(zip(part, unpack(tensor, batch), strict=True))
+    return found
 
 
 def _join(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:

@@ -4,7 +4,7 @@ Membership is the recorded one, the weights come from the current logits, so the
 (arXiv 2510.11370): g_e = I_e exp(z_e) / sum over e' of I_e' exp(z_e'), with I the recorded membership.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from agent_rl.routers import routers
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
+Counts = dict[tuple[int, int], tuple[int, int]]
+"""By (layer, turn): inputs whose routing was reported, and how many of them differ."""
 
 
 def replayed_weights(logits: Tensor, experts: Tensor, normalised: bool = True) -> Tensor:
@@ -32,7 +34,8 @@ class RoutingReplay:
 
     So it still holds in the backward pass, where gradient checkpointing runs the routers a second time.
     `differed`: by decoder layer, bool [T] of the last forward pass, where the model's own set of experts was
-    another than the recorded one; `reported` likewise, where there was a recorded one.
+    another than the recorded one; `reported` likewise, where there was a recorded one. `logits` [T, E] of the router,
+    with gradient, and the experts `chosen` [T, k], whether replayed or its own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -40,6 +43,8 @@ class RoutingReplay:
         self._num_layers = model.config.num_hidden_layers
         self._num_experts = model.config.num_experts if found else 0
         self._experts: Tensor | None = None
+        self.logits: dict[int, Tensor] = {}
+        self.chosen: dict[int, Tensor] = {}
         self.differed: dict[int, Tensor] = {}
         self.reported: dict[int, Tensor] = {}
         for layer, router in found.items():
@@ -62,14 +67,16 @@ class RoutingReplay:
 
     def _hook(self, layer: int) -> Callable[[Any, Any, RouterOutput], RouterOutput]:
         def hook(router: Any, _inputs: Any, output: RouterOutput) -> RouterOutput:
+            logits, weights, own = output
+            self.logits[layer], self.chosen[layer] = logits, own
             if self._experts is None:
                 return output
-            logits, weights, own = output
             recorded = self._experts[:, layer].long()
             reported = recorded[:, :1] >= 0
             experts = torch.where(reported, recorded, own)
             other = (own.sort(-1).values != experts.sort(-1).values).any(-1)
             self.differed[layer], self.reported[layer] = other, reported.squeeze(1)
+            self.chosen[layer] = experts
             replayed = replayed_weights(logits, experts, router.norm_topk_prob)
             return logits, torch.where(reported, replayed, weights), experts
 
@@ -86,7 +93,14 @@ class RoutingTally:
     """Over the micro-batches of a step: how often the model's own set of experts was not the recorded one."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], tuple[int, int]] = {}  # (layer, turn): inputs reported, of them differing
+        self.counts: Counts = {}
+
+    def join(self, shares: "Sequence[Counts]") -> None:
+        """Take the counts of all ranks in place of this one's."""
+        self.counts = {}
+        for key in sorted(set().union(*shares)):
+            found = [share[key] for share in shares if key in share]
+            self.counts[key] = (sum(known for known, _ in found), sum(other for _, other in found))
 
     def add(self, model: Any, turn_ids: Tensor) -> None:
         """Count the forward pass that `model` has just made; turn_ids int64 [T] of its inputs, -1 on the prompt."""
@@ -96,19 +110,19 @@ class RoutingTally:
             masks = (reported, reported & replay.differed[layer])
             known, other = (torch.bincount(turn_ids[mask] + 1, minlength=length).tolist() for mask in masks)
             for turn in range(-1, length - 1):
-                before = self._counts.get((layer, turn), (0, 0))
-                self._counts[layer, turn] = (before[0] + known[turn + 1], before[1] + other[turn + 1])
+                before = self.counts.get((layer, turn), (0, 0))
+                self.counts[layer, turn] = (before[0] + known[turn + 1], before[1] + other[turn + 1])
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of mismatch.parquet with `part` routing: n inputs of a layer and turn, the fraction that differed."""
         place = {"part": "routing", "scope": "layer", "num_turns": -1, "lag": -1}
         return [
             {**place, "layer": layer, "turn": turn, "n": known, "routing_differed": other / known}
-            for (layer, turn), (known, other) in sorted(self._counts.items())
+            for (layer, turn), (known, other) in sorted(self.counts.items())
             if known
         ]
 
     def metrics(self) -> dict[str, float]:
         """`routing_differed`: the fraction over all layers and inputs; nothing where no routing was replayed."""
-        known, other = (sum(counts) for counts in zip(*self._counts.values(), strict=True)) if self._counts else (0, 0)
+        known, other = (sum(counts) for counts in zip(*self.counts.values(), strict=True)) if self.counts else (0, 0)
         return {"routing_differed": other / known} if known else {}

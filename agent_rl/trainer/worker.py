@@ -1,6 +1,10 @@
 """What the Ray training actor is."""
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent_rl import registry
@@ -12,10 +16,35 @@ from agent_rl.trainer.base import TrainEngine, TrainResult
 _FULL_BYTES = 32 << 20
 
 
-class TrainWorker:
-    """A `TrainEngine` built from a run's config, with paths and checkpoints as an actor's messages carry them."""
+@dataclass(frozen=True)
+class RankAddress:
+    """Which of a trainer's processes one is, and where they meet."""
 
-    def __init__(self, config: RunConfig) -> None:
+    rank: int
+    num_ranks: int
+    host: str
+    port: int
+
+    def set_environment(self) -> None:
+        """As torchrun does, so that the engine finds its process group the same way."""
+        os.environ |= {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.rank),
+            "WORLD_SIZE": str(self.num_ranks),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+class TrainWorker:
+    """A `TrainEngine` built from a run's config, with paths and checkpoints as an actor's messages carry them.
+
+    `address`: which rank of a trainer of several processes it is; None for one that is alone.
+    """
+
+    def __init__(self, config: RunConfig, address: RankAddress | None = None) -> None:
+        if address is not None:
+            address.set_environment()
         self.engine: TrainEngine = registry.build(
             "trainer",
             config.trainer,
@@ -29,15 +58,15 @@ class TrainWorker:
     def publish(self, path: str) -> None:
         self.engine.publish(Path(path))
 
-    def save(self, directory: str) -> None:
-        """Raises `OSError` where the disk is full: what torch says of that does not name it."""
-        try:
-            self.engine.save(Path(directory))
-        except Exception as error:
-            if shutil.disk_usage(Path(directory).parent).free > _FULL_BYTES:
-                raise
-            message = f"the disk of {directory} is full, so the checkpoint was not written; free some space"
-            raise OSError(message) from error
+    def begin_save(self, directory: str) -> None:
+        """Start a checkpoint. Raises `OSError` where the disk is full."""
+        with _full_disk_named(Path(directory)):
+            self.engine.begin_save(Path(directory))
+
+    def finish_save(self, directory: str) -> None:
+        """Wait for the checkpoint that was begun. Raises `OSError` where the disk is full."""
+        with _full_disk_named(Path(directory)):
+            self.engine.finish_save()
 
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))
@@ -49,3 +78,15 @@ class TrainWorker:
     def dump_stacks_to(self, path: str) -> tuple[str, int]:
         """See `agent_rl.stacks`."""
         return dump_on_signal(path)
+
+
+@contextmanager
+def _full_disk_named(directory: Path) -> Iterator[None]:
+    """Raise `OSError` where the disk is full: what torch says of that does not name it."""
+    try:
+        yield
+    except Exception as error:
+        if shutil.disk_usage(directory.parent).free > _FULL_BYTES:
+            raise
+        message = f"the disk of {directory} is full, so the checkpoint was not written; free some space"
+        raise OSError(message) from error

@@ -1,7 +1,6 @@
 """Quantile, SAT factors, equivalent radius, KL and advantages against worked cases."""
 
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from agent_rl.objective.errors import ObjectiveError
 from agent_rl.objective.kl import low_var_kl
 from agent_rl.objective.quantile import quantile
 from agent_rl.objective.token_batch import TokenBatch
+from agent_rl.trainer.kept_head import SampledTokens, head_logprobs
 from agent_rl.trainer.routing_replay import replayed_weights
-from agent_rl.trainer.token_logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,9 +128,11 @@ def test_top_p_replay(case):
             batch()
         assert raised.value.code == out["error"]
         return
-    logprobs = token_logprobs(lambda **_: SimpleNamespace(logits=logits[None]), batch()).logprobs
+    made, identity = batch(), torch.eye(logits.shape[1])
+    tokens = SampledTokens(made.token_ids[1:], made.temperature[1:], made.kept_ids, made.kept_offsets)
+    logprobs = head_logprobs(logits, identity, tokens, budget_bytes=1).logprobs
     logprobs.sum().backward()
-    assert_close(logprobs.detach()[1], out["logp"], torch.float32)
+    assert_close(logprobs.detach()[0], out["logp"], torch.float32)
     assert_close(logits.grad[0], out["grad"], torch.float32)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
+from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints, read_metrics
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Prompt
 from tests.configs import quickstart
@@ -59,3 +59,15 @@ def test_a_fresh_run_has_nothing(tmp_path: Path) -> None:
 def test_a_figure_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     write(tmp_path)
     assert read_metrics(tmp_path)[0]["reward_mean"] is None
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, quickstart())
+    for step, score in enumerate([0.1, 0.9, None, 0.4, 0.2]):
+        temporary = directory.checkpoint(step).with_suffix(".tmp")
+        temporary.mkdir(parents=True)
+        directory.commit_checkpoint(temporary, step, keep=1, keep_best=2)
+        directory.write_metrics({"step": step, "eval_avg": score})
+    (directory.checkpoint(5).with_suffix(".tmp")).mkdir()  # a crash in the middle of a save
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000001", "step-000003", "step-000004"]
+    directory.close()

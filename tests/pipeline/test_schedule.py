@@ -23,6 +23,28 @@ def test_broadcast_schedule_matches_the_worked_rows(name: str) -> None:
     assert rows == case["out"]["rows_rollout_l_j_N"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broadcast_every_1_steps_per_rollout_1",
+        "broadcast_every_1_steps_per_rollout_8",
+        "broadcast_every_2_steps_per_rollout_2",
+    ],
+)
+def test_versions_count_updates_where_a_batch_is_used_for_several(name: str) -> None:
+    """As the controller counts: batch i is trained from version i * U on, at what `version(i)` * U sampled."""
+    case = next(case for case in GOLDEN if case["name"] == name)
+    updates = case["in"]["steps_per_rollout"]
+    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])).schedule
+    rows = [
+        [i, schedule.version(i) * updates, i * updates + h, i * updates + h - schedule.version(i) * updates]
+        for i in range(case["in"]["n_rollouts"])
+        for h in range(updates)
+    ]
+    assert rows == case["out"]["rows_rollout_l_j_N"]
+    assert sum(row[3] for row in rows) / len(rows) == pytest.approx(case["out"]["mean_N"])
+
+
 @given(k=st.integers(0, 20), step=st.integers(0, 200))
 def test_exact_lag_ramps_and_then_holds(k: int, step: int) -> None:
     schedule = BatchAsync(BatchAsync.Config(exact_lag=k)).schedule

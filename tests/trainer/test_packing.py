@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.packing import check_lengths, is_dummy, pack, unpack
 from tests.trajectories import random_trajectory
-
-
-@given(lengths=st.lists(st.integers(1, 100), max_size=60), limit=st.integers(100, 300))
-def test_every_item_is_packed_once_under_the_limit(lengths: list[int], limit: int) -> None:
-    plan = split(lengths, limit)
-    assert sorted(index for part in plan for index in part) == list(range(len(lengths)))
-    assert all(0 < sum(lengths[index] for index in part) <= limit for part in plan)
-    assert plan == split(list(lengths), limit)
-    # First fit leaves at most one micro-batch half empty or less.
-    assert sum(2 * sum(lengths[index] for index in part) <= limit for part in plan) <= 1
 
 
 @settings(deadline=None)
@@ -49,3 +39,11 @@ def test_a_trajectory_that_fits_nowhere_is_named() -> None:
     with pytest.raises(ValueError, match=rf"episode 31 has {len(trajectory)} tokens.*max_tokens_per_microbatch"):
         check_lengths([trajectory], len(trajectory) - 1)
     check_lengths([trajectory], len(trajectory))
+
+
+def test_no_trajectory_gives_a_dummy_that_no_loss_counts() -> None:
+    batch = pack([], [])
+    assert is_dummy(batch)
+    assert not is_dummy(pack([random_trajectory(np.random.default_rng(0), 0)], [1.0]))
+    assert len(batch.active) == 0
+    assert unpack(batch.behavior_logprobs, batch) == []

@@ -12,7 +12,9 @@ class BatchAsync(PartBase):
     class Config(PartConfig):
         type: Literal["batch_async"] = "batch_async"
         exact_lag: int | None = Field(None, ge=0)
-        """Every batch is trained at lag min(step, k): weights go out after every step, k batches are kept ready."""
+        """Every batch is trained at lag min(step, k): weights go out after every step, k batches are kept ready.
+        Where a batch is used for U updates, they are at lag min(step, k) * U + h, h = 0 .. U - 1, in optimizer
+        steps."""
         broadcast_interval: int | None = Field(None, ge=1)
         """Weights go out every n steps and one batch is kept ready: the lag cycles through 1..n."""
 

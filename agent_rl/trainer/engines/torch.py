@@ -1,19 +1,18 @@
-"""The torch-native trainer: one process, packed micro-batches, one optimizer step a call."""
+"""The torch-native trainer: packed micro-batches over one process or a mesh of ranks, one or several optimizer steps
+a rollout batch."""
 
-import shutil
+import json
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor
 
-from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.gradient_alignment import GradientAlignment
 from agent_rl.objective.loss import LossOutput, Objective, StepContext
@@ -21,32 +20,30 @@ from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
 from agent_rl.registry import PartBase, PartConfig
-from agent_rl.settings import Settings
 from agent_rl.trainer.base import TrainResult
-from agent_rl.trainer.mismatch import bound_rows, mismatch_rows, reference_rows, step_tokens, with_bound
-from agent_rl.trainer.model import load_model, weights_of
-from agent_rl.trainer.packing import check_lengths, pack, split, unpack
+from agent_rl.trainer.batch_reuse import (
+    RolloutBatch,
+    Update,
+    advantages_of,
+    batch_metrics,
+    first_use,
+    minibatches,
+    mismatch_by_update,
+    trained_at,
+)
+from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
+from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
+from agent_rl.trainer.layout import Layout
+from agent_rl.trainer.load_balancing import LoadBalancing
+from agent_rl.trainer.microbatches import attention_share, plan_microbatches
+from agent_rl.trainer.mismatch import StepShare, active_values, bound_tokens, reference_rows, rows_of_all, step_tokens
+from agent_rl.trainer.model import ComputeConfig, load_model, weights_of
+from agent_rl.trainer.packing import by_index, check_lengths, pack, with_column
+from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
-from agent_rl.trainer.snapshots import Snapshots
+from agent_rl.trainer.snapshots import ProximalConfig, Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-                    "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
-
-
-class ProximalConfig(Settings):
-    """Proximal log-probs: the trainer's own, at the weights that a token was sampled with.
-
-    They split the mismatch into policy lag and implementation. An objective that needs them gets them at
-    every step for every token; these keys say when they are computed for the tables alone.
-    """
-
-    every: int = Field(0, ge=0)
-    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
-    fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the trajectories of such a step, chosen evenly by episode id."""
-    max_snapshots: int = Field(16, ge=1)
-    """Policy versions whose weights are kept; must exceed the lag."""
+from agent_rl.trainer.weight_file import write_weights
 
 
 class TorchEngine(PartBase):
@@ -56,6 +53,14 @@ class TorchEngine(PartBase):
 
     class Config(PartConfig):
         type: Literal["torch"] = "torch"
+        dp: int = Field(1, ge=1)
+        """Ranks that share the trajectories of a step; weights, gradients and optimizer are sharded over them (FSDP2).
+        There are dp x tp ranks, a process each."""
+        tp: int = Field(1, ge=1)
+        """Ranks that share every matrix product by heads, rows or columns; must divide the heads, also of the keys."""
+        ep: int = Field(1, ge=1)
+        """Ranks that share the experts of a layer, whole experts each: the same number as `tp`, whose ranks they are;
+        or 1, and every rank of `tp` has all."""
         learning_rate: float = Field(1e-6, gt=0)
         """AdamW's step size, constant."""
         betas: tuple[float, float] = (0.9, 0.98)
@@ -70,76 +75,129 @@ class TorchEngine(PartBase):
         """Log the cosine of each step's gradient to the last one's; costs a copy of the gradient."""
         max_cosine: float | None = Field(None, gt=0, lt=1)
         """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
+        load_balancing: float = Field(0.0, ge=0)
+        """Coefficient of the loss that evens out the load of a mixture's experts over each step; 0 leaves it out. The
+        figure of that name is the loss itself, 1 where all is even."""
         max_tokens_per_microbatch: int = Field(8192, ge=2)
-        """Tokens in one packed forward and backward pass: what bounds memory."""
+        """Tokens in one packed forward and backward pass: what bounds memory. Gradients add up over the passes of an
+        update, so this changes nothing else."""
+        num_minibatches: int = Field(1, ge=1)
+        """Parts, of whole groups, that a rollout batch is cut into, with an optimizer step on each."""
+        num_epochs: int = Field(1, ge=1)
+        """How often each rollout batch is gone through. Every optimizer step is a policy version, so within a batch
+        the lag grows by 1 an update, and `pipeline.exact_lag: k` begins at k * num_minibatches * num_epochs."""
+        compute: ComputeConfig = ComputeConfig()
+        """Precision and memory."""
+        off_support_every: int = Field(1, ge=0)
+        """With top-p or top-k: rollout batches between computations of the policy's mass off the kept sets, which the
+        bound's audit reads. It costs a pass of the output layer over the whole vocabulary without gradient; 0 is
+        never."""
         proximal: ProximalConfig = ProximalConfig()
         """When log-probs are recomputed at the version that each token was sampled with."""
         num_threads: int = Field(1, ge=1)
-        """Torch threads of the trainer process."""
+        """Torch threads of each trainer process."""
+
+        @property
+        def layout(self) -> Layout:
+            return Layout(self.dp, self.tp, self.ep)
+
+        def in_one_process(self) -> Self:
+            """The same trainer with the layout 1 x 1, for what reads its checkpoints elsewhere."""
+            return self.model_copy(update={"dp": 1, "tp": 1, "ep": 1})
+
+        @property
+        def updates_per_batch(self) -> int:
+            """Optimizer steps that a rollout batch is used for."""
+            return self.num_minibatches * self.num_epochs
 
     def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
+        config.layout.check(json.loads((self.source / "config.json").read_text()))
+        self.ranks = Ranks(config.layout)
+        self.checkpoints = CheckpointWriter(self.ranks)
         self.objective, self.advantage = Objective(objective), objective.advantage
         self.snapshots = Snapshots(config.proximal.max_snapshots)
         self.alignment = GradientAlignment(config.max_cosine)
         self.frozen: Any = None
-        self.model = load_model(model_path)
+        self.model = load_model(model_path, config.compute, self.ranks)
+        self.quadratic = attention_share(self.model)
         self.reference = self._frozen_reference(model_path)
         self.optimizer = self._new_optimizer()
 
     def _frozen_reference(self, model_path: str) -> Any:
         if "ref_logprobs" not in self.objective.needs:
             return None
-        return load_model(model_path).requires_grad_(False)
+        return load_model(model_path, self.config.compute, self.ranks).requires_grad_(False)
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         c = self.config
-        parameters = self.model.parameters()
-        return torch.optim.AdamW(parameters, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
+        groups = [{"params": group} for group in by_mesh(list(self.model.parameters()))]
+        return torch.optim.AdamW(groups, lr=c.learning_rate, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
 
     def train(self, trajectories: Sequence[Trajectory], policy_version: int) -> TrainResult:
-        """Advantages, packing, the step's statistic, forward and backward a micro-batch, one AdamW step.
+        """The updates that the batch is used for, each an optimizer step and a policy version from `policy_version` on.
 
-        A step without a sampled token, or with a gradient that is not finite, changes no weight and is
-        counted in the metrics `skipped_empty` and `skipped_nonfinite`.
+        Advantages, proximal and reference log-probs are those of the whole batch, computed once. A step without a
+        sampled token, or with a gradient that is not finite, changes no weight and is counted in the metrics
+        `skipped_empty` and `skipped_nonfinite`. Every rank is given all trajectories, takes its share of each pass, and
+        returns the result of all.
         """
         started = time.monotonic()
         if not trajectories:
             return TrainResult(
                 np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
             )
-        advantages = self._advantages(trajectories)
-        plan, batches = self._pack(trajectories, advantages)
-        proximal = self._proximal(trajectories, policy_version)
-        if self._needs_proximal:
-            batches = [_with_proximal(b, part, proximal) for b, part in zip(batches, plan, strict=True)]
+        batch = RolloutBatch(
+            trajectories,
+            advantages=advantages_of(trajectories, self.advantage),
+            proximal=self._proximal(trajectories, policy_version),
+            reference=self._reference_logprobs(trajectories),
+        )
+        parts = minibatches([t.group_id for t in trajectories], self.config.num_minibatches, self.config.num_epochs)
+        updates = [self._train_once(batch.select(part), part, policy_version + h) for h, part in enumerate(parts)]
+        return TrainResult(
+            advantages=batch.advantages,
+            logprobs=first_use(updates, "logprobs"),
+            entropy=first_use(updates, "entropy"),
+            ref_logprobs=batch.reference,
+            proximal_logprobs=batch.proximal,
+            trained_at=trained_at(updates),
+            metrics={**batch_metrics(updates), "train_s": time.monotonic() - started},
+            mismatch=mismatch_by_update(updates),
+        )
+
+    def _train_once(self, chosen: RolloutBatch, indices: list[int], policy_version: int) -> Update:
+        """The step's statistic, forward and backward a micro-batch, one AdamW step."""
+        if not indices:
+            return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
+        plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
         routing = RoutingTally()
-        step, outputs, found = self._accumulate(batches, policy_version, routing)
+        balance = LoadBalancing(self.model, self.config.load_balancing, self.ranks.reduce)
+        step, outputs, found = self._accumulate(batches, policy_version, routing, balance)
         logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
-        self.objective.end_step(batches, logprobs, step)
+        self.objective.end_step(batches, logprobs, step, self.ranks.reduce)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
-            metrics |= step_metrics(batches, outputs, step=step)
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
-            mismatch = mismatch_rows(tokens, _active_values(plan, batches, proximal))
-            bound = bound_rows(batches, found)
-            mismatch = [*with_bound(mismatch, bound), *reference_rows(batches, outputs, step), *routing.rows()]
-            metrics["bound_budget"] = float(bound[-1]["tv"]) + float(bound[-1].get("off_support", 0.0))
-            metrics |= routing.metrics()
+            at_proximal = active_values(plan, batches, chosen.proximal)
+            mismatch = rows_of_all(self.ranks.gather(StepShare(tokens, bound_tokens(batches, found), at_proximal)))
+            metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
+            metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
+            routing.join(self.ranks.gather(routing.counts))
+            mismatch += [*reference_rows(batches, outputs, step, self.ranks.reduce), *routing.rows()]
+            metrics |= routing.metrics() | balance.metrics()
             metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
             metrics["entropy"] = float(mismatch[0]["entropy"])
-        metrics["train_s"] = time.monotonic() - started
-        return TrainResult(
-            advantages=advantages,
-            logprobs=_in_order(plan, batches, logprobs),
-            entropy=_in_order(plan, batches, entropies),
-            ref_logprobs=self._reference_in_order(plan, batches),
-            proximal_logprobs=proximal,
-            metrics=metrics,
-            mismatch=mismatch,
-        )
+        own, entropy = self._in_order(plan, batches, logprobs), self._in_order(plan, batches, entropies)
+        return Update(indices, policy_version, own, entropy, metrics, mismatch)
+
+    def _in_order(self, plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
+        """Per-token values of all ranks' micro-batches as one array a trajectory, in the trajectories' own order."""
+        shares = self.ranks.gather(by_index(plan, batches, values))
+        found = {index: array for share in shares for index, array in share.items()}
+        return [found[i] for i in range(len(found))]
 
     @property
     def _needs_proximal(self) -> bool:
@@ -157,49 +215,54 @@ class TorchEngine(PartBase):
         self.snapshots.keep(policy_version, self.model)
         if self._needs_proximal:
             fraction = 1.0
-        elif policy_version % every:
+        elif self._batch_number(policy_version) % every:
             return None
         chosen = [
             i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
         ]
         found: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
-        for index, values in zip(chosen, _in_order(plan, batches, self._at_own_versions(batches)), strict=True):
+        if self.frozen is None:
+            self.frozen = load_model(str(self.source), self.config.compute, self.ranks).requires_grad_(False)
+        logprobs = self.snapshots.logprobs(self.frozen, batches, self.ranks)
+        for index, values in zip(chosen, self._in_order(plan, batches, logprobs), strict=True):
             found[index] = values
         return found
 
-    def _at_own_versions(self, batches: list[TokenBatch]) -> list[Tensor]:
-        """Log-probs [T] of each micro-batch, every token's at its own policy version."""
-        self.frozen = self.frozen or load_model(str(self.source)).requires_grad_(False)
-        found = [torch.zeros(len(batch)) for batch in batches]
-        for version in sorted({v for b in batches for v in b.policy_versions[b.loss_mask].tolist()}):
-            self.snapshots.load_into(self.frozen, version)
-            for values, batch in zip(found, batches, strict=True):
-                if bool((own := batch.policy_versions == version).any()):
-                    values[own] = token_logprobs(self.frozen, batch)[0][own]
-        return found
-
-    def _advantages(self, trajectories: Sequence[Trajectory]) -> FloatArray:
-        rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float32)
-        outcomes = torch.tensor([t.outcome for t in trajectories], dtype=torch.float32)
-        groups = torch.tensor([t.group_id for t in trajectories])
-        found: FloatArray = group_advantages(rewards, groups, self.advantage, outcomes).numpy()
-        return found
-
     def _pack(
-        self, trajectories: Sequence[Trajectory], advantages: FloatArray
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: FloatArray,
+        columns: Mapping[str, Sequence[FloatArray]] | None = None,
     ) -> tuple[list[list[int]], list[TokenBatch]]:
-        """(which trajectory went into which micro-batch, the micro-batches)."""
-        check_lengths(trajectories, self.config.max_tokens_per_microbatch)
-        plan = split([len(t) for t in trajectories], self.config.max_tokens_per_microbatch)
-        batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+        """(which trajectory went into which micro-batch, the micro-batches with further `columns`) of this rank.
+
+        A rank that has no trajectory left for a micro-batch takes part with a dummy.
+        """
+        limit = self.config.max_tokens_per_microbatch
+        check_lengths(trajectories, limit)
+        planned = plan_microbatches([len(t) for t in trajectories], limit, self.config.dp, self.quadratic)
+        plan = [parts[self.ranks.dp_rank] for parts in planned]
+        with self.ranks.together():
+            batches = [pack([trajectories[i] for i in part], advantages[part].tolist()) for part in plan]
+            for name, values in (columns or {}).items():
+                batches = [with_column(b, part, name, values) for b, part in zip(batches, plan, strict=True)]
+        return plan, batches
+
+    @torch.no_grad()
+    def _reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray] | None:
+        """Log-probs of the initial policy, where the objective reads them."""
         if self.reference is None:
-            return plan, batches
-        with torch.no_grad():
-            return plan, [replace(b, ref_logprobs=token_logprobs(self.reference, b)[0]) for b in batches]
+            return None
+        plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
+        return self._in_order(plan, batches, [token_logprobs(self.reference, batch)[0] for batch in batches])
+
+    def _batch_number(self, policy_version: int) -> int:
+        """Which rollout batch of the run a version is trained on."""
+        return policy_version // self.config.updates_per_batch
 
     def _accumulate(
-        self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally
+        self, batches: list[TokenBatch], policy_version: int, routing: RoutingTally, balance: LoadBalancing
     ) -> tuple[StepContext, list[LossOutput], list[TokenLogprobs]]:
         """Gradients of the step's loss, with what each micro-batch's loss was made of.
 
@@ -207,105 +270,81 @@ class TorchEngine(PartBase):
         pass that is trained gives them; with more, a pass without gradients goes first.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        step = None
+        step, number = None, self._batch_number(policy_version)
+        off_support = self.config.off_support_every > 0 and number % self.config.off_support_every == 0
         if len(batches) > 1:
-            step = self.objective.begin_step(batches, self._no_grad_pass(batches), step=policy_version)
+            step = self.objective.begin_step(batches, self._no_grad_pass(batches, balance), self.ranks.reduce, number)
         outputs, found = [], []
         for batch in batches:
-            current = token_logprobs(self.model, batch)
+            current = token_logprobs(self.model, batch, off_support)
             routing.add(self.model, batch.turn_ids)
+            if len(batches) == 1:
+                balance.count(self.model, batch)
             constant = current._replace(logprobs=current.logprobs.detach())
-            step = step or self.objective.begin_step(batches, [constant.logprobs], step=policy_version)
+            step = step or self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, number)
             found.append(constant)
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
-                output.loss.backward()  # type: ignore[no-untyped-call]
+                (output.loss + balance.loss(self.model, batch)).backward()  # type: ignore[no-untyped-call]
                 outputs.append(output)
         assert step is not None
         return step, outputs, found
 
-    def _no_grad_pass(self, batches: list[TokenBatch]) -> list[Tensor] | None:
-        if not self.objective.needs_step_pass:
+    @torch.no_grad()
+    def _no_grad_pass(self, batches: list[TokenBatch], balance: LoadBalancing) -> list[Tensor] | None:
+        if not (self.objective.needs_step_pass or balance.is_on):
             return None
-        with torch.no_grad():
-            return [token_logprobs(self.model, batch)[0] for batch in batches]
+        found = []
+        for batch in batches:
+            found.append(token_logprobs(self.model, batch).logprobs)
+            balance.count(self.model, batch)
+        return found
 
     def _update(self, step: StepContext) -> dict[str, float]:
         if step.empty:
             return {"skipped_nonfinite": 0.0}
         metrics = {}
+        parameters = list(self.model.parameters())
         if self.config.gradient_alignment or self.config.max_cosine is not None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            metrics["gradient_cosine"] = self.alignment.apply(gradients)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        finite = bool(torch.isfinite(norm))
+            metrics["gradient_cosine"] = align(parameters, self.alignment, self.ranks)
+        norm = clip_gradients(parameters, self.config.max_grad_norm, self.ranks)
+        finite = math.isfinite(norm)
         if finite:
             self.optimizer.step()
-        return {**metrics, "grad_norm": float(norm), "skipped_nonfinite": float(not finite)}
-
-    def _reference_in_order(self, plan: list[list[int]], batches: list[TokenBatch]) -> list[FloatArray] | None:
-        found = [batch.ref_logprobs for batch in batches if batch.ref_logprobs is not None]
-        return _in_order(plan, batches, found) if found else None
+        return {**metrics, "grad_norm": norm, "skipped_nonfinite": float(not finite)}
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
         """Log-prob of every sampled token, float32 [L] a trajectory, NaN elsewhere, replayed as sampled."""
         plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
-        return _in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
+        return self._in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
 
     def publish(self, path: Path) -> None:
-        """Write the weights under Hugging Face names; whole or not at all."""
-        temporary = path.with_suffix(".tmp")
-        save_file(weights_of(self.model), temporary)
-        temporary.rename(path)
+        """Write the weights under the model's own names, each rank its shards; whole or not at all."""
+        write_weights(path, weights_of(self.model), self.ranks)
 
     def save(self, directory: Path) -> None:
         """A model directory that anything can load, with optimizer, objective, last gradient and snapshots."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(directory)
-        for name in _TOKENIZER_FILES:
-            if (self.source / name).is_file():
-                shutil.copyfile(self.source / name, directory / name)
-        torch.save(self.optimizer.state_dict(), directory / "optimizer.pt")
-        torch.save(self.objective.state_dict(), directory / "objective.pt")
-        torch.save(self.alignment.state_dict(), directory / "alignment.pt")
-        self.snapshots.save(directory / "snapshots")
+        self.begin_save(directory)
+        self.finish_save()
+
+    def begin_save(self, directory: Path) -> None:
+        """Copy what `save` writes and start writing it; training can go on. Waits for an earlier one."""
+        self.finish_save()
+        state = self.objective.state_dict()
+        copied = staged(self.model, self.optimizer, self.alignment, self.snapshots, state)
+        self.checkpoints.begin(directory, copied, self.model, self.source)
+
+    def finish_save(self) -> None:
+        """Wait until what `begin_save` began is written. Raises what went wrong with it."""
+        self.checkpoints.finish()
 
     def load(self, directory: Path) -> None:
-        """Weights, optimizer, objective and snapshots of a checkpoint; the reference stays the initial policy."""
-        self.model = load_model(str(directory))
+        """Weights, optimizer, objective and snapshots of a checkpoint, whatever layout wrote it; the reference stays
+        the initial policy. Raises `ValueError` if it is of another architecture."""
+        check_architecture(directory, self.model)
+        self.model = load_model(str(directory), self.config.compute, self.ranks)
         self.optimizer = self._new_optimizer()
-        self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", weights_only=True))
+        load_optimizer(directory, self.model, self.optimizer, self.alignment, self.ranks)
         self.objective.load_state_dict(torch.load(directory / "objective.pt", weights_only=True))
-        self.alignment.load_state_dict(torch.load(directory / "alignment.pt", weights_only=True))
-        self.snapshots.load(directory / "snapshots")
-
-
-def _with_proximal(batch: TokenBatch, part: list[int], proximal: list[FloatArray | None] | None) -> TokenBatch:
-    """The micro-batch of the trajectories `part` with their proximal log-probs, which are there for all."""
-    assert proximal is not None
-    values = [p for i in part if (p := proximal[i]) is not None]
-    return replace(batch, proximal_logprobs=torch.from_numpy(np.concatenate(values)))
-
-
-def _active_values(
-    plan: list[list[int]], batches: list[TokenBatch], values: list[FloatArray | None] | None
-) -> Tensor | None:
-    """Per-trajectory values at the active tokens of the step, in micro-batch order; NaN where there is none."""
-    if values is None:
-        return None
-    found = []
-    for part, batch in zip(plan, batches, strict=True):
-        lengths = batch.cu_seqlens.diff().tolist()
-        rows = [values[i] for i in part]
-        whole = [np.full(n, np.nan, np.float32) if r is None else r for r, n in zip(rows, lengths, strict=True)]
-        found.append(torch.from_numpy(np.concatenate(whole))[batch.active.index])
-    return torch.cat(found)
-
-
-def _in_order(plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
-    """Per-token values of the micro-batches as one array a trajectory, in the trajectories' own order."""
-    found: dict[int, FloatArray] = {}
-    for part, batch, tensor in zip(plan, batches, values, strict=True):
-        found |= dict(zip(part, unpack(tensor, batch), strict=True))
-    return [found[i] for i in range(len(found))]
+        self.snapshots.load(directory / "snapshots", self.model)

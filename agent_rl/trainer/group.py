@@ -1,0 +1,65 @@
+"""The ranks of a trainer as Ray actors, behind one actor that is called as a single trainer is."""
+
+import socket
+from typing import Any
+
+import ray
+
+from agent_rl.config import RunConfig
+from agent_rl.records import Trajectory
+from agent_rl.trainer.base import TrainResult
+from agent_rl.trainer.worker import RankAddress, TrainWorker
+
+
+class TrainGroup:
+    """dp x tp `TrainWorker`s, one process each; every call goes to all, and the first one's answer is the answer."""
+
+    def __init__(self, config: RunConfig) -> None:
+        num_ranks = config.trainer.layout.num_ranks
+        port = _free_port()
+        worker = ray.remote(TrainWorker)
+        addresses = [RankAddress(rank, num_ranks, ray.util.get_node_ip_address(), port) for rank in range(num_ranks)]
+        self._workers = [worker.remote(config, address) for address in addresses]
+
+    def train(self, trajectories: list[Trajectory], policy_version: int) -> TrainResult:
+        shared = ray.put(trajectories)  # once for all ranks
+        result: TrainResult = self._all("train", shared, policy_version)
+        return result
+
+    def publish(self, path: str) -> None:
+        self._all("publish", path)
+
+    def begin_save(self, directory: str) -> None:
+        self._all("begin_save", directory)
+
+    def finish_save(self, directory: str) -> None:
+        self._all("finish_save", directory)
+
+    def load(self, directory: str) -> None:
+        self._all("load", directory)
+
+    def is_idle(self) -> bool:
+        """True, once what the trainer was asked for before is done."""
+        return True
+
+    def dump_stacks_to(self, path: str) -> tuple[str, int]:
+        """Those of rank 0; see `agent_rl.stacks`."""
+        found: tuple[str, int] = ray.get(self._workers[0].dump_stacks_to.remote(path))
+        return found
+
+    def _all(self, method: str, *arguments: Any) -> Any:
+        """Rank 0's result, once every rank has its own. Raises the first error of any rank: the others may wait for
+        it in vain."""
+        calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
+        pending = list(calls)
+        while pending:
+            done, pending = ray.wait(pending)
+            ray.get(done)
+        return ray.get(calls[0])
+
+
+def _free_port() -> int:
+    """A port that nothing listens on now, for the ranks to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
