@@ -75,6 +75,10 @@ class Nursery:
         socket.send_fds(self._control, [b"fork"], [channel.fileno()])
         return await future
 
+    def has_died(self) -> bool:
+        """Asked of the process too: its end may be seen before that of the socket."""
+        return not self.alive or self._process.poll() is not None
+
     async def stop(self) -> None:
         """End the zygote, and with it every session."""
         self._die()
