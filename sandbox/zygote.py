@@ -110,7 +110,7 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
 
     async def _died_of_memory(self, session: ZygoteSession) -> bool:
         # its own: another may have taken over already
-        if session.nursery.has_died():
+        if not session.nursery.alive:
             raise SessionLost("the sandbox's zygote has died, and all sessions with it")
         return session.slot is not None and session.slot.out_of_memory()
 
