@@ -38,16 +38,17 @@ class Outcome:
     complete: bool
 
 
-def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome:
+def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: Prompts | None = None) -> Outcome:
     """Run `config` in the run directory `path`, from its newest checkpoint if `resume`.
 
-    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
+    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights. `prompts`:
+    what `checked_prompts` gives, where it is at hand already.
     """
     checkpoint = newest_checkpoint(path) if resume else None
     state = RunState.load(checkpoint) if checkpoint else RunState()
     schedule = replace(registry.build("pipeline", config.pipeline).schedule, ramps=state.ramps)
     schedule = schedule.continued(state.step, len(state.queue)) if checkpoint else schedule
-    prompts = checked_prompts(config)
+    prompts = prompts or checked_prompts(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(path))
         server = stack.enter_context(ToolServer(config.sandbox))
