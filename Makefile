@@ -21,7 +21,7 @@ train: setup
 	$(BIN)/agent-rl train configs/quickstart.yaml
 
 test: setup tokenizer
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/sglang_cpu
 
 # As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
 docker-test: setup

@@ -49,15 +49,16 @@ class Outcome:
     complete: bool
 
 
-def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow) -> Outcome:
+def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: Prompts | None = None) -> Outcome:
     """Run `config` in the run directory `path`, from its newest checkpoint if `resume`.
 
-    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights.
+    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights. `prompts`:
+    what `checked_prompts` gives, where it is at hand already.
     """
     checkpoint = newest_checkpoint(path) if resume else None
     if checkpoint:
         _check_updates(path, RunState.load(checkpoint), config)
-    prompts = checked_prompts(config)
+    prompts = prompts or checked_prompts(config)
     with lock(path), wandb_log(config, path, on_row) as on_row:
         for _ in range(MAX_RESTARTS):
             try:

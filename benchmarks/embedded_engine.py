@@ -19,13 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from agent_rl.records import IntArray, SamplingParams
+from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
 
 NUM_TURNS, TURN_TOKENS, TOOL_TOKENS = 3, 40, 12
 DEFAULT_MODEL = Path(__file__).parents[1] / "agent_rl" / "assets" / "tiny-qwen3"
 
 
-async def one_turn(engine: EmbeddedEngine, prompts: Sequence[IntArray], new_tokens: int) -> list[IntArray]:
+async def one_turn(engine: Engine, prompts: Sequence[IntArray], new_tokens: int) -> list[IntArray]:
     """Every prompt with its completion."""
     params = [SamplingParams(max_new_tokens=new_tokens, seed=i) for i in range(len(prompts))]
     calls = (engine.generate(i, p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True)))
@@ -33,7 +34,7 @@ async def one_turn(engine: EmbeddedEngine, prompts: Sequence[IntArray], new_toke
     return [np.concatenate([p, c.token_ids]) for p, c in zip(prompts, completions, strict=True)]
 
 
-def release_all(engine: EmbeddedEngine, count: int) -> None:
+def release_all(engine: Engine, count: int) -> None:
     for sequence_id in range(count):
         engine.release(sequence_id)
 

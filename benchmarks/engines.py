@@ -24,10 +24,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from agent_rl.records import IntArray, SamplingParams
+from agent_rl.records import IntArray
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
 from agent_rl.rollout.engines.sglang import SGLangEngine
+from benchmarks.embedded_engine import one_turn, release_all, run_generate
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "agent_rl" / "assets" / "tiny-qwen3"
@@ -37,24 +38,15 @@ CONTEXT = 256
 
 async def engine_tokens(engine: Engine, prompts: Sequence[IntArray], new_tokens: int) -> int:
     """How many tokens the engine sampled."""
-    params = [SamplingParams(max_new_tokens=new_tokens, seed=i) for i in range(len(prompts))]
-    calls = (engine.generate(i, p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True)))
-    completions = await asyncio.gather(*calls)
-    for sequence_id in range(len(prompts)):
-        engine.release(sequence_id)
-    return sum(len(completion.token_ids) for completion in completions)
+    written = await one_turn(engine, prompts, new_tokens)
+    release_all(engine, len(prompts))
+    return sum(map(len, written)) - sum(map(len, prompts))
 
 
 def generate_tokens(model: Any, prompts: Sequence[IntArray], new_tokens: int) -> int:
-    """The same from `model.generate` on the left-padded prompts."""
-    width = max(map(len, prompts))
-    padding = [width - len(p) for p in prompts]
-    ids = torch.from_numpy(np.stack([np.pad(p, (n, 0)) for p, n in zip(prompts, padding, strict=True)])).long()
-    mask = (torch.arange(width) >= torch.tensor(padding)[:, None]).long()
-    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new_tokens, pad_token_id=0)
-    with torch.inference_mode():
-        out = model.generate(ids, attention_mask=mask, generation_config=config)
-    return int(len(prompts) * (out.shape[1] - width))
+    """The same from `model.generate`."""
+    run_generate(model, prompts, new_tokens)
+    return len(prompts) * new_tokens
 
 
 def sglang_engine(folder: Path) -> SGLangEngine:

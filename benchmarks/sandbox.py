@@ -30,7 +30,7 @@ from sandbox.client import SandboxClient
 from sandbox.zygote import ZygoteConfig
 
 LIGHT = ("math", "fractions", "itertools", "random", "collections", "re")
-HEAVY = (*LIGHT, "sympy", "numpy")
+HEAVY = ZygoteConfig().preload
 CLIENTS = (1, 8, 64)
 SPIN = """
 import os
@@ -191,8 +191,10 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def measure_preload(figures: Figures, name: str, preload: tuple[str, ...], rounds: int, fresh: float) -> None:
-    """A session's open, first sympy and cycles with these modules preloaded, cold and from the warm pool."""
+def measure_preload(
+    figures: Figures, name: str, preload: tuple[str, ...], rounds: int, fresh: float
+) -> tuple[float, float]:
+    """An open, first use of sympy and cycles with these modules preloaded; the open's median, cold and warm, in ms."""
     with served({"preload": preload, "warm_sessions": 0}) as (url, _):
         opened, _ = asyncio.run(opens(url, rounds, "1 + 1", 0.0))
         _, ran = asyncio.run(opens(url, max(5, rounds // 10), "import sympy; sympy.Integer(1)", 0.0))
@@ -209,6 +211,7 @@ def measure_preload(figures: Figures, name: str, preload: tuple[str, ...], round
         figures.others.append(
             (f"PSS of an idle session, {name} (at most 4 MB)", f"{asyncio.run(idle_session_mb(url, pid, 32)):.1f} MB")
         )
+    return cold, warm
 
 
 def measure_requests(figures: Figures, rounds: int) -> None:
@@ -242,7 +245,7 @@ def measure_starvation(figures: Figures, rounds: int) -> None:
     figures.ratios.append(("1 + 1 beside a session that spins in 16 processes / alone", ratio, "a few"))
 
 
-def measure_docker(figures: Figures, rounds: int, cold_ms: float) -> None:
+def measure_docker(figures: Figures, rounds: int, cold_ms: float, warm_ms: float) -> None:
     """A Docker session's open from nothing, through the same server; skipped with a sentence where it cannot be."""
     try:
         import docker
@@ -256,9 +259,9 @@ def measure_docker(figures: Figures, rounds: int, cold_ms: float) -> None:
             figures.others.append(("Docker", "skipped: its server did not start; the reason is above"))
             return
         opened, _ = asyncio.run(opens(url, max(3, rounds // 10), "1 + 1", 0.0))
-    figures.ratios.append(
-        ("open, cold, Docker / open, cold", figures.time("open, cold, Docker", opened) / cold_ms, "40")
-    )
+    docker_ms = figures.time("open, cold, Docker", opened)
+    figures.ratios.append(("open, cold, Docker / open, warm", docker_ms / warm_ms, "40"))
+    figures.ratios.append(("open, cold, Docker / open, cold", docker_ms / cold_ms, ""))
 
 
 def measure_others(figures: Figures) -> None:
@@ -300,14 +303,11 @@ def main() -> None:
     options = parser.parse_args()
     rounds, figures = (10 if options.quick else 100), Figures()
     fresh = figures.time("fresh python3, import sympy", fresh_python(max(3, rounds // 10)))
-    heavy_first = ZygoteConfig().preload == HEAVY
-    names = {True: (" (default)", ""), False: ("", " (default)")}[heavy_first]
-    measure_preload(figures, f"sympy and numpy preloaded{names[0]}", HEAVY, rounds, fresh)
-    cold_ms = figures.times[1][1]
-    measure_preload(figures, f"not preloaded{names[1]}", LIGHT, rounds, fresh)
+    cold_ms, warm_ms = measure_preload(figures, "sympy and numpy preloaded (default)", HEAVY, rounds, fresh)
+    measure_preload(figures, "not preloaded", LIGHT, rounds, fresh)
     measure_requests(figures, rounds)
     measure_starvation(figures, 5 * rounds)
-    measure_docker(figures, rounds, cold_ms)
+    measure_docker(figures, rounds, cold_ms, warm_ms)
     if options.others:
         measure_others(figures)
     report(figures)

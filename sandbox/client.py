@@ -16,7 +16,7 @@ import httpcore
 from pydantic import TypeAdapter, ValidationError
 
 from sandbox.base import ExecResult, FileRefused, Sandbox, SessionLost, Unavailable
-from sandbox.one_write import OneWriteBackend
+from sandbox.connections import Connections
 
 _CONNECT_S = 5.0
 _MARGIN_S = 30.0
@@ -30,20 +30,10 @@ class SandboxClient(Sandbox):
     """An async client of `python -m sandbox.server` at `url`."""
 
     def __init__(self, url: str, token: str | None = None, open_wait_s: float = 30.0) -> None:
-        self._url = url.rstrip("/")
-        parsed = httpcore.URL(self._url)
-        if parsed.scheme not in (b"http", b"https") or not parsed.host:
-            raise ValueError(f"{url!r} is no address of a tool server; give one like http://127.0.0.1:8765")
-        self._origin = parsed.origin
-        host = parsed.host if parsed.port is None else b"%b:%d" % (parsed.host, parsed.port)
-        self._headers = [(b"host", host), (b"content-type", b"application/json")]
-        if token:
-            self._headers.append((b"authorization", b"Bearer " + token.encode()))
+        headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
+        self._connections = Connections(url, "a tool server", "http://127.0.0.1:8765", headers)
+        self._url = self._connections.url
         self._open_wait_s = open_wait_s
-        # connections one by one: a shared pool looks at every connection for every request, which at 128
-        # concurrent requests costs three times the request itself
-        self._idle: list[httpcore.AsyncHTTPConnection] = []
-        self._closed = False
 
     async def open(self) -> str:
         """A new session's id. Waits for room; raises `Unavailable` after `open_wait_s` seconds."""
@@ -93,10 +83,7 @@ class SandboxClient(Sandbox):
 
     async def aclose(self) -> None:
         """Close the connections; sessions stay open until they are closed or expire."""
-        self._closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.aclose()
+        await self._connections.aclose()
 
     def _checked(self, response: httpcore.Response) -> dict[str, Any]:
         """The answer's body, or the error that its status stands for."""
@@ -119,14 +106,10 @@ class SandboxClient(Sandbox):
 
     async def _send(self, method: str, path: str, content: bytes, timeout_s: float) -> httpcore.Response:
         """One request, repeated once on a new connection if the old one broke."""
-        headers = [*self._headers, (b"content-length", b"%d" % len(content))]
-        times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
         for attempt in range(1, _ATTEMPTS + 1):
-            connection = self._take() if attempt == 1 else self._new()
+            connection = await self._connections.take() if attempt == 1 else self._connections.new()
             try:
-                response = await connection.request(
-                    method, self._url + path, headers=headers, content=content, extensions={"timeout": times}
-                )
+                response = await self._connections.request(connection, method, path, content, _CONNECT_S, timeout_s)
             except httpcore.TimeoutException as error:
                 await connection.aclose()
                 raise Unavailable(f"the tool server at {self._url} did not answer within {timeout_s:g} s") from error
@@ -138,26 +121,9 @@ class SandboxClient(Sandbox):
                 await connection.aclose()
                 raise
             else:
-                await self._keep(connection)
+                await self._connections.keep(connection)
                 return response
         raise AssertionError("unreachable")
-
-    def _take(self) -> httpcore.AsyncHTTPConnection:
-        """An idle connection, or a new one."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_available():
-                return connection
-        return self._new()
-
-    def _new(self) -> httpcore.AsyncHTTPConnection:
-        return httpcore.AsyncHTTPConnection(self._origin, network_backend=OneWriteBackend())
-
-    async def _keep(self, connection: httpcore.AsyncHTTPConnection) -> None:
-        if self._closed:
-            await connection.aclose()
-        else:
-            self._idle.append(connection)
 
 
 def _file_path(session_id: str, name: str) -> str:

@@ -156,7 +156,9 @@ def container_options(config: DockerConfig, owner: str) -> dict[str, Any]:
         "memswap_limit": memory,
         "nano_cpus": int(config.cpus * 1e9),
         "oom_score_adj": 500,
-        "tmpfs": dict.fromkeys(("/tmp", "/dev/shm"), f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"),
+        "tmpfs": dict.fromkeys(
+            ("/tmp", "/dev/shm"), f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,nr_inodes=4096,mode=1777"
+        ),
         "ulimits": [Ulimit(name="nofile", soft=256, hard=256), Ulimit(name="core", soft=1, hard=1)],
         # 1 byte: at 0 the kernel would still start a core handler of the host, see core(5)
         # what a session writes goes to this process alone, and never to the host's disk

@@ -24,7 +24,7 @@ class Nursery:
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process, self._control = process, control
         self._waiting: deque[asyncio.Future[int]] = deque()
-        self.alive = True
+        self._connected = True
         asyncio.get_running_loop().add_reader(control, self._on_reply)
 
     @classmethod
@@ -66,6 +66,11 @@ class Nursery:
             ours.close()
             raise Unsupported(_explain(errors.decode(errors="replace")))
 
+    @property
+    def alive(self) -> bool:
+        """Asked of the process too: its end may be seen before that of the socket."""
+        return self._connected and self._process.poll() is None
+
     async def fork(self, channel: socket.socket) -> int:
         """Give `channel` to a new session; its pidfd. Raises `Unavailable` if the zygote is gone."""
         if not self.alive:
@@ -106,9 +111,9 @@ class Nursery:
             future.set_exception(Unavailable("a session died as it was made"))
 
     def _die(self) -> None:
-        if not self.alive:
+        if not self._connected:
             return
-        self.alive = False
+        self._connected = False
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         for future in self._waiting:

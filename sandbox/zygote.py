@@ -39,6 +39,7 @@ class ZygoteConfig(PoolConfig):
 class ZygoteSession(Session):
     """A process tree by the pidfd of its first process."""
 
+    nursery: Nursery
     pidfd: int
     slot: Slot | None
 
@@ -89,7 +90,7 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
         kill = functools.partial(_kill, pidfd)
         channel = await Channel.connect(ours, self.config.limits.max_output_bytes, kill)
         slot = self._cgroups.take() if self._cgroups else None
-        session = ZygoteSession(channel=channel, pidfd=pidfd, slot=slot)
+        session = ZygoteSession(channel=channel, nursery=nursery, pidfd=pidfd, slot=slot)
         try:
             await self._settle(session)
         except BaseException:
@@ -108,7 +109,8 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
         await self._await_ready(session.channel)
 
     async def _died_of_memory(self, session: ZygoteSession) -> bool:
-        if self._nursery is None or not self._nursery.alive:
+        # its own: another may have taken over already
+        if not session.nursery.alive:
             raise SessionLost("the sandbox's zygote has died, and all sessions with it")
         return session.slot is not None and session.slot.out_of_memory()
 

@@ -7,6 +7,13 @@ import pytest
 from agent_rl.config import SandboxConfig
 from agent_rl.tool_server import ToolServer
 
+WHOLE_RUNS = ("test_run.py", "test_masking.py", "test_lag_zero.py", "test_replay.py", "test_run_cells.py")
+"""Files whose tests take the longest: they come first, so that parallel workers end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in WHOLE_RUNS)
+
 
 @pytest.fixture(scope="session")
 def tool_server() -> Iterator[str]:

@@ -4,7 +4,6 @@ A difference is taken seed by seed, since runs with one seed share their prompts
 its spread over seeds, not that of the scores, says what can be told apart.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from agent_rl.analysis.collapse import collapse_index, mismatch_collapse_index
+from agent_rl.analysis.recorded import RecordedRun
 
 _CONFIDENCE, _POWER = 0.95, 0.8
 
@@ -31,13 +31,16 @@ class FinishedRun:
 
     @property
     def evals(self) -> list[tuple[int, float]]:
-        """(step, avg@k) of every evaluation, in order; empty if the run evaluated nothing."""
-        return [(row["step"], row["eval_avg"]) for row in self.rows if row.get("eval_avg") is not None]
+        return evaluations(self.rows)
 
 
 def read_run(directory: Path, arm: str, place: str, variant: str, seed: int) -> FinishedRun:
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return FinishedRun(arm, place, variant, seed, tuple(json.loads(line) for line in lines))
+    return FinishedRun(arm, place, variant, seed, tuple(RecordedRun(directory).metrics()))
+
+
+def evaluations(rows: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step, avg@k) of every evaluation among lines of metrics, in order."""
+    return [(row["step"], row["eval_avg"]) for row in rows if row.get("eval_avg") is not None]
 
 
 def per_run(runs: Sequence[FinishedRun]) -> pl.DataFrame:
@@ -61,7 +64,7 @@ def per_run(runs: Sequence[FinishedRun]) -> pl.DataFrame:
 
 def collapse(rows: Sequence[dict[str, Any]]) -> str | None:
     """How and at which step a run collapsed, or None: by its evaluations, its mismatch or its loss."""
-    evals = [(row["step"], row["eval_avg"]) for row in rows if row.get("eval_avg") is not None]
+    evals = evaluations(rows)
     if (index := collapse_index([score for _, score in evals])) is not None:
         return f"eval at {evals[index][0]}"
     steps = [row for row in rows if row.get("wall_s") is not None]

@@ -133,6 +133,11 @@ class RecordedRun:
         steps = self.config.get("num_steps")
         return steps if isinstance(steps, int) else None
 
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps recorded; a line of metrics without a wall time is an evaluation alone."""
+        return max((row["step"] + 1 for row in self.metrics() if row.get("wall_s") is not None), default=0)
+
     def stamp(self) -> str:
         """Another text once the run's files have changed."""
         parts = [*self.mismatch_parts.paths(), *self.rollout_parts.paths()[-1:]]
@@ -147,10 +152,9 @@ class RecordedRun:
 
     def status(self) -> str:
         """`running` (a process holds the run's lock), `finished`, or `interrupted`."""
-        steps = [row["step"] for row in self.metrics() if row.get("wall_s") is not None]
-        if self.num_steps is not None and steps and steps[-1] + 1 >= self.num_steps and not _is_locked(self.path):
-            return "finished"
-        return "running" if _is_locked(self.path) else "interrupted"
+        if _is_locked(self.path):
+            return "running"
+        return "finished" if self.num_steps is not None and self.steps_done >= self.num_steps else "interrupted"
 
 
 def find_runs(root: Path) -> dict[str, Path]:

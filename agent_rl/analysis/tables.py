@@ -118,13 +118,13 @@ def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
     return tables(open_runs([run]), ["turn"], first_step)["turn"].drop("run", "table")
 
 
-def routing(run: Path, first_step: int = 0) -> pl.DataFrame:
+def routing(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     """Of a run with routing replay, the fraction of tokens for which the trainer would have chosen other experts.
 
     One row a layer ("all" last); columns layer, prompt (inputs of the prompt), one a turn, and all. Over the steps
     from `first_step` on. Without recorded routing it has no row.
     """
-    rows = read_mismatch(run).filter(pl.col("step") >= first_step, pl.col("part") == "routing")
+    rows = run.mismatch().filter(pl.col("step") >= first_step, pl.col("part") == "routing")
     if rows.is_empty():
         return rows
     counted = rows.select("layer", "turn", "n", (pl.col("routing_differed") * pl.col("n")).alias("differed"))

@@ -10,6 +10,8 @@ from agent_rl.commands.console import one_sentence_errors, print_table, say
 if TYPE_CHECKING:
     from polars import DataFrame
 
+    from agent_rl.analysis.recorded import RecordedRun
+
 _SHOWN = "turn,stop,seconds"
 _KEYS = ("figure", "stop_reason", "who", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
 """Columns that say what a row is about, in the order they stand in."""
@@ -46,11 +48,10 @@ def analyze(
         found = tables.tables(opened, names, first_step, parts=every)
         for name, frame in found.items():
             _show(frame, name, every, alone=len(opened) == 1)
-        for run in runs:
-            _show_extras(run, first_step, bound, f" of {run}" if len(runs) > 1 else "")
-        for path in (csv, parquet):
-            if path is not None:
-                _export(tables.tidy(tables.tables(opened, names, first_step, parts=True)), path, path is csv)
+        for run in opened:
+            _show_extras(run, first_step, bound, f" of {run.path}" if len(opened) > 1 else "")
+        if csv or parquet:
+            _export(tables.tidy(tables.tables(opened, names, first_step, parts=True)), csv, parquet)
         if picture is not None:
             from agent_rl.analysis import plots
 
@@ -58,7 +59,7 @@ def analyze(
             say(f"picture: {picture}")
 
 
-def _show_extras(run: Path, first_step: int, bound: bool, whose: str) -> None:
+def _show_extras(run: "RecordedRun", first_step: int, bound: bool, whose: str) -> None:
     """Tables of one run at a time: routing, where it was replayed, and the bound, if it is asked for."""
     import polars as pl
 
@@ -70,7 +71,7 @@ def _show_extras(run: Path, first_step: int, bound: bool, whose: str) -> None:
     if bound:
         from agent_rl.analysis.bound import CAPTION, bound_summary
 
-        print_table(bound_summary(run, first_step), f"{CAPTION}{whose}")
+        print_table(bound_summary(run.path, first_step), f"{CAPTION}{whose}")
 
 
 def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
@@ -96,9 +97,10 @@ _TITLES = {
 }
 
 
-def _export(frame: "DataFrame", path: Path, as_csv: bool) -> None:
-    if as_csv:
-        frame.write_csv(path)
-    else:
-        frame.write_parquet(path)
-    say(f"{frame.height} rows: {path}")
+def _export(frame: "DataFrame", csv: Path | None, parquet: Path | None) -> None:
+    if csv:
+        frame.write_csv(csv)
+        say(f"{frame.height} rows: {csv}")
+    if parquet:
+        frame.write_parquet(parquet)
+        say(f"{frame.height} rows: {parquet}")

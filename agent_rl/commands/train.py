@@ -11,6 +11,7 @@ from agent_rl.commands.console import console, one_sentence_errors, say
 
 if TYPE_CHECKING:
     from agent_rl.config import RunConfig
+    from agent_rl.run import Prompts
 
 RUNS = Path("runs")
 
@@ -29,7 +30,7 @@ def train(
 ) -> None:
     """Train a policy; everything it records goes to the run directory."""
     with one_sentence_errors():
-        config, path = _run_to_train(arguments or [], method, overlay or [], run, resume)
+        config, path, prompts = _run_to_train(arguments or [], method, overlay or [], run, resume)
     from agent_rl.live import LiveView
     from agent_rl.pipeline.run_directory import list_checkpoints
     from agent_rl.run import train as train_run
@@ -41,7 +42,7 @@ def train(
         return f"; {again}" if list_checkpoints(path) else ""
 
     with one_sentence_errors(hint), LiveView(console, path.name, config.num_steps) as view:
-        outcome = train_run(config, path, resume is not None, view.show)
+        outcome = train_run(config, path, resume is not None, view.show, prompts)
     if outcome.complete:
         say(f"done at step {outcome.step}; look at it with: agent-rl analyze {path}")
     elif outcome.step == 0:
@@ -52,7 +53,7 @@ def train(
 
 def _run_to_train(
     arguments: list[str], method: str | None, overlays: list[Path], run: Path | None, resume: Path | None
-) -> "tuple[RunConfig, Path]":
+) -> "tuple[RunConfig, Path, Prompts | None]":
     from agent_rl.config import load
 
     files = [argument for argument in arguments if "=" not in argument]
@@ -60,7 +61,7 @@ def _run_to_train(
     if resume is not None:
         if files or method is not None or overlays or run is not None:
             raise ValueError("--resume takes its config and directory from the run; give overrides only")
-        return _resumed_config(resume, overrides), resume
+        return _resumed_config(resume, overrides), resume, None
     if len(files) != 1:
         got = f"; these are neither: {', '.join(files[1:])}" if files else ""
         raise ValueError(f"give one config file, such as configs/quickstart.yaml, and overrides as key=value{got}")
@@ -71,8 +72,8 @@ def _run_to_train(
     if run is not None and run.exists() and any(run.iterdir()):
         way = f"continue it with --resume {run}" if list_checkpoints(run) else "empty it"
         raise ValueError(f"{run} already holds files; {way} or name another directory")
-    checked_prompts(config)  # a missing file is said before a directory is made
-    return config, run or _new_run(Path(files[0]).stem)
+    prompts = checked_prompts(config)  # a missing file is said before a directory is made
+    return config, run or _new_run(Path(files[0]).stem), prompts
 
 
 def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":

@@ -84,13 +84,19 @@ class Cell:
     variant: Variant
     seed: int
     directory: Path
-    arguments: tuple[str, ...]
-    """What `agent-rl train` is called with, without --run."""
+    file: Path
+    overrides: tuple[str, ...]
+    method: str | None = None
     after: Path | None = None
 
     @property
     def name(self) -> str:
         return f"{self.variant.name} seed {self.seed}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What `agent-rl train` is called with, without --run."""
+        return (str(self.file), *self.overrides, *(("--method", self.method) if self.method else ()))
 
 
 def read_sweep(path: Path) -> SweepConfig:
@@ -107,22 +113,20 @@ def cells(sweep: SweepConfig, path: Path, out: Path) -> list[Cell]:
             variant = Variant(name, place_name(place))
             after = cell_directory(out, Variant(arm.schedule_of, variant.place), other) if arm.schedule_of else None
             keys = {**sweep.set, **place, **arm.set, **({_SCHEDULE: str(after)} if after else {}), "seed": seed}
-            arguments = [str(path.parent / sweep.base), *(f"{key}={flow(value)}" for key, value in keys.items())]
-            arguments += ["--method", arm.method] if arm.method else []
-            made.append(Cell(variant, seed, cell_directory(out, variant, seed), tuple(arguments), after))
+            overrides = tuple(f"{key}={flow(value)}" for key, value in keys.items())
+            directory, file = cell_directory(out, variant, seed), path.parent / sweep.base
+            made.append(Cell(variant, seed, directory, file, overrides, arm.method, after))
     return made
 
 
 def cell_config(cell: Cell) -> RunConfig:
     """The cell's run config. Raises `ValueError`, naming the cell, if a key of the sweep does not fit it."""
-    file, *rest = cell.arguments
-    method = rest[rest.index("--method") + 1] if "--method" in rest else None
-    overrides = [argument for argument in rest if "=" in argument]
+    overrides = list(cell.overrides)
     if cell.after is not None and not cell.after.is_dir():  # its radii come from a run that is still to be made
         overrides = [o for o in overrides if not o.startswith(_SCHEDULE)]
         overrides += ["objective.clip.eps_low=0.1", "objective.clip.eps_high=0.1"]
     try:
-        return load(Path(file), overrides, method)
+        return load(cell.file, overrides, cell.method)
     except ValueError as error:
         raise ValueError(f"{cell.name}: {error}") from None
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.config import load
-from agent_rl.pipeline.run_directory import list_checkpoints, read_metrics
+from agent_rl.pipeline.run_directory import list_checkpoints
 from agent_rl.sweep.config import Cell, cell_config
 
 _POLL_S = 0.5
@@ -35,6 +36,26 @@ class Progress:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Running:
+    """A cell's process, and the files that it writes."""
+
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    recorded: RecordedRun
+
+    def look(self, progress: Progress) -> None:
+        """Bring `progress` up to date with the process and its files."""
+        code = self.process.poll()
+        progress.step = self.recorded.steps_done
+        if code is None:
+            return
+        progress.state = State.DONE if code == 0 and progress.step == progress.num_steps else State.FAILED
+        if progress.state is State.FAILED:
+            said = log_file(self.cell).read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            progress.message = f"exit code {code}: {said[-1]} (all of it: {log_file(self.cell)})"
+
+
 OnProgress = Callable[[dict[str, Progress]], None]
 
 
@@ -54,7 +75,7 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, Progress]:
                     f"{cell.directory} was run with another {changed[0]} than the sweep now says; "
                     "give another --out, or delete that directory to run it again"
                 )
-        step = steps_done(cell.directory)
+        step = RecordedRun(cell.directory).steps_done
         state = State.DONE if step == config.num_steps else State.WAITING
         found[cell.name] = Progress(state, step, config.num_steps)
     return found
@@ -67,20 +88,13 @@ def run_cells(cells: Sequence[Cell], jobs: int, on_progress: OnProgress) -> dict
     KeyboardInterrupt every running cell is asked to stop with a checkpoint, and a rerun goes on from there.
     """
     progress = check_cells(cells)
-    waiting = [cell for cell in cells if progress[cell.name].state is State.WAITING]
-    running: dict[str, tuple[Cell, subprocess.Popen[bytes]]] = {}
+    running: list[Running] = []
     try:
-        while waiting or running:
-            for cell in [c for c in waiting if len(running) < jobs]:
-                if len(running) < jobs and _ready(cell, cells, progress):
-                    waiting.remove(cell)
-                    if progress[cell.name].state is State.WAITING:
-                        running[cell.name] = (cell, _start(cell))
-                        progress[cell.name].state = State.RUNNING
-            for name, (cell, process) in list(running.items()):
-                _look(cell, process, progress[name])
-                if progress[name].state is not State.RUNNING:
-                    del running[name]
+        while any(p.state in (State.WAITING, State.RUNNING) for p in progress.values()):
+            _start_what_is_ready(cells, jobs, progress, running)
+            for one in running:
+                one.look(progress[one.cell.name])
+            running = [one for one in running if progress[one.cell.name].state is State.RUNNING]
             on_progress(progress)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
@@ -89,19 +103,25 @@ def run_cells(cells: Sequence[Cell], jobs: int, on_progress: OnProgress) -> dict
     return progress
 
 
-def _ready(cell: Cell, cells: Sequence[Cell], progress: dict[str, Progress]) -> bool:
-    """Whether a cell may leave the queue; one whose source has failed leaves it as failed."""
-    source = next((c for c in cells if c.directory == cell.after), None)
-    if source is None:
-        return True
-    state = progress[source.name].state
-    if state is State.FAILED:
-        progress[cell.name].state = State.FAILED
-        progress[cell.name].message = f"needs the radii of {source.name}, which failed"
-    return state in (State.DONE, State.FAILED)
+def _start_what_is_ready(
+    cells: Sequence[Cell], jobs: int, progress: dict[str, Progress], running: list[Running]
+) -> None:
+    """Start waiting cells while there is room. One whose source has failed fails, one whose source runs waits on."""
+    by_directory = {cell.directory: cell for cell in cells}
+    for cell in cells:
+        own = progress[cell.name]
+        source = by_directory.get(cell.after) if cell.after else None
+        before = progress[source.name].state if source else State.DONE
+        if own.state is not State.WAITING:
+            continue
+        if source and before is State.FAILED:
+            own.state, own.message = State.FAILED, f"needs the radii of {source.name}, which failed"
+        elif before is State.DONE and len(running) < jobs:
+            own.state = State.RUNNING
+            running.append(_start(cell))
 
 
-def _start(cell: Cell) -> subprocess.Popen[bytes]:
+def _start(cell: Cell) -> Running:
     if list_checkpoints(cell.directory):
         arguments = ["--resume", str(cell.directory)]
     else:
@@ -112,34 +132,18 @@ def _start(cell: Cell) -> subprocess.Popen[bytes]:
     # its own process group: Ctrl-C is passed on by us, once
     with log.open("wb") as file:
         command = [sys.executable, "-m", "agent_rl.cli", "train", *arguments]
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    return Running(cell, process, RecordedRun(cell.directory))
 
 
-def _look(cell: Cell, process: subprocess.Popen[bytes], progress: Progress) -> None:
-    """Bring `progress` up to date with the cell's process and its directory."""
-    code = process.poll()
-    progress.step = steps_done(cell.directory)
-    if code is None:
-        return
-    progress.state = State.DONE if code == 0 and progress.step == progress.num_steps else State.FAILED
-    if progress.state is State.FAILED:
-        said = log_file(cell).read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        progress.message = f"exit code {code}: {said[-1]} (all of it: {log_file(cell)})"
-
-
-def _stop(running: dict[str, tuple[Cell, subprocess.Popen[bytes]]], progress: dict[str, Progress]) -> None:
-    for name, (_, process) in running.items():
-        process.send_signal(signal.SIGINT)
-        progress[name].state = State.STOPPED
-    for _, process in running.values():
-        process.wait()
+def _stop(running: Sequence[Running], progress: dict[str, Progress]) -> None:
+    for one in running:
+        one.process.send_signal(signal.SIGINT)
+        progress[one.cell.name].state = State.STOPPED
+    for one in running:
+        one.process.wait()
 
 
 def log_file(cell: Cell) -> Path:
     """What the cell's process printed; beside its directory, which must be empty when a run starts."""
     return cell.directory.with_suffix(".log")
-
-
-def steps_done(directory: Path) -> int:
-    """Optimizer steps that a run has recorded; a line without a wall time is an evaluation alone."""
-    return max((row["step"] + 1 for row in read_metrics(directory) if row.get("wall_s") is not None), default=0)

@@ -55,7 +55,7 @@ def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 def test_routing_is_a_table_of_layers_by_turn_weighted_by_tokens(tmp_path: Path) -> None:
     write(tmp_path)
-    assert tables.routing(tmp_path).is_empty()
+    assert tables.routing(RecordedRun(tmp_path)).is_empty()
     cells = {(0, -1): (10, 0.1), (0, 0): (30, 0.0), (10, -1): (10, 0.3), (10, 0): (30, 0.2), (10, 1): (20, 0.5)}
 
     def routing_row(step: int, layer: int, turn: int, n: int, differed: float) -> dict[str, object]:
@@ -64,13 +64,13 @@ def test_routing_is_a_table_of_layers_by_turn_weighted_by_tokens(tmp_path: Path)
     rows = [routing_row(0, layer, turn, *cell) for (layer, turn), cell in cells.items()]
     facts.write_part(tmp_path / "mismatch.parquet", 0, rows, facts.MISMATCH)
     facts.write_part(tmp_path / "mismatch.parquet", 1, [routing_row(1, 0, 0, 10, 0.4)], facts.MISMATCH)
-    table = tables.routing(tmp_path)
+    table = tables.routing(RecordedRun(tmp_path))
     assert table.columns == ["layer", "prompt", "0", "1", "all"]
     assert table["layer"].to_list() == ["0", "10", "all"]
     assert table["0"].to_list() == pytest.approx([4 / 40, 0.2, 10 / 70])
     assert table["1"].to_list() == [None, 0.5, 0.5]
     assert table["all"].to_list() == pytest.approx([5 / 50, 19 / 60, 24 / 110])
-    assert tables.routing(tmp_path, first_step=1)["0"].to_list() == pytest.approx([0.4, 0.4])
+    assert tables.routing(RecordedRun(tmp_path), first_step=1)["0"].to_list() == pytest.approx([0.4, 0.4])
 
 
 def tokens(rng: np.random.Generator, n: int, spread: float) -> StepTokens:

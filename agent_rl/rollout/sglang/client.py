@@ -7,6 +7,7 @@ from typing import Any
 import httpcore
 
 from agent_rl.rollout.engines.base import EngineError
+from sandbox.connections import Connections
 
 _CONNECT_S = 5.0
 _REFUSALS = (400, 404, 422)
@@ -21,18 +22,11 @@ class RefusedError(ValueError):
 
 
 class Client:
-    """Keeps connections one by one: a shared pool looks at every connection for every request."""
+    """Calls of one SGLang server."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        parsed = httpcore.URL(self.url)
-        if parsed.scheme not in (b"http", b"https") or not parsed.host:
-            raise ValueError(f"{url!r} is no address of an SGLang server; give one like http://127.0.0.1:30000")
-        self._origin = parsed.origin
-        host = parsed.host if parsed.port is None else b"%b:%d" % (parsed.host, parsed.port)
-        self._headers = [(b"host", host), (b"content-type", b"application/json")]
-        self._idle: list[httpcore.AsyncHTTPConnection] = []
-        self._closed = False
+        self._connections = Connections(url, "an SGLang server", "http://127.0.0.1:30000")
+        self.url = self._connections.url
 
     async def get(self, path: str, timeout_s: float) -> dict[str, Any]:
         return await self._call("GET", path, b"", timeout_s)
@@ -52,21 +46,17 @@ class Client:
 
     async def _call(self, method: str, path: str, content: bytes, timeout_s: float | None) -> dict[str, Any]:
         """One request; again on a new connection if the server had closed the old one, as it does with idle ones."""
-        headers = [*self._headers, (b"content-length", b"%d" % len(content))]
-        times = {"connect": _CONNECT_S, "write": timeout_s, "read": timeout_s}
-        connection = await self._take()
+        connection = await self._connections.take()
         while True:
             used_before = connection.is_idle()
             try:
                 async with asyncio.timeout(timeout_s):
-                    response = await connection.request(
-                        method, self.url + path, headers=headers, content=content, extensions={"timeout": times}
-                    )
+                    response = await self._connections.request(connection, method, path, content, _CONNECT_S, timeout_s)
             except (httpcore.NetworkError, httpcore.ProtocolError) as error:
                 await connection.aclose()
                 if not used_before:
                     raise UnreachableError(f"the SGLang server at {self.url} cannot be reached: {error}") from error
-                connection = httpcore.AsyncHTTPConnection(self._origin)
+                connection = self._connections.new()
             except (TimeoutError, httpcore.TimeoutException) as error:
                 await connection.aclose()
                 raise UnreachableError(f"the SGLang server at {self.url} did not answer {path} in time") from error
@@ -74,20 +64,8 @@ class Client:
                 await connection.aclose()
                 raise
             else:
-                if self._closed:
-                    await connection.aclose()
-                else:
-                    self._idle.append(connection)
+                await self._connections.keep(connection)
                 return self._checked(response, path)
-
-    async def _take(self) -> httpcore.AsyncHTTPConnection:
-        """The connection used last that the server has not closed, or a new one."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_available() and not connection.has_expired():
-                return connection
-            await connection.aclose()
-        return httpcore.AsyncHTTPConnection(self._origin)
 
     def _checked(self, response: httpcore.Response, path: str) -> dict[str, Any]:
         try:
@@ -103,7 +81,4 @@ class Client:
 
     async def close(self) -> None:
         """Close what is idle now, and what still runs when it has ended."""
-        self._closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.aclose()
+        await self._connections.aclose()
