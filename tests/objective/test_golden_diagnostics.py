@@ -78,6 +78,7 @@ def test_mismatch_collapse():
     assert mismatch_collapse_index(calm + wild[:9] + calm) is None
     assert mismatch_collapse_index(calm + [math.nan] * 10) == 40
     assert mismatch_collapse_index([]) is None
+    assert mismatch_collapse_index([1e-7] + [0.02] * 40) is None, "the step at lag 0 is no trailing median"
 
 
 def test_collapse_thresholds():
