@@ -67,24 +67,33 @@ def bound_summary(run: Path, first_step: int = 0) -> pl.DataFrame:
     return bound_table(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
 
 
-def bound_over_time(run: Path, first_step: int = 0) -> pl.DataFrame:
-    """The share of the budget by step and turn: columns step, turn (int), budget; a turn not reached has no row."""
-    rows, _ = _audited(run, first_step)
+def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
+    """The share of the budget by step and turn, from a table of mismatch.parquet: columns step, turn (int), budget.
+
+    A turn not reached has no row, nor has a step that was not audited.
+    """
+    if "tv" not in mismatch.columns:
+        return pl.DataFrame(schema={"step": pl.Int64, "turn": pl.Int64, "budget": pl.Float64})
     budget = (pl.col("tv") + pl.col("off_support").fill_null(0)).alias("budget")
-    found = rows.filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
+    found = _audited_rows(mismatch).filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
     episodes = pl.col("num_episodes")  # a step with several updates has a row for each
     mean = ((pl.col("budget") * episodes).sum() / episodes.sum()).alias("budget")
     return found.group_by("step", "turn").agg(mean).sort("step", "turn")
 
 
+def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
+    """The rows that carry the audit, `turn` -1 on those of all turns."""
+    return mismatch.filter(
+        pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"]), pl.col("tv").is_not_null()
+    )
+
+
 def _audited(run: Path, first_step: int) -> tuple[pl.DataFrame, int]:
-    """(the rows that carry the audit, `turn` -1 on those of all turns; how many episodes their steps had)."""
+    """(the run's rows that carry the audit; how many episodes their steps had)."""
     every = read_mismatch(run)
     if "tv" not in every.columns:
         raise ValueError(f"{run} was recorded before the bound was audited; its other tables are as they were")
-    rows = every.filter(
-        pl.col("step") >= first_step, pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"])
-    ).filter(pl.col("tv").is_not_null())
+    rows = _audited_rows(every.filter(pl.col("step") >= first_step))
     if rows.is_empty():
         raise ValueError(f"{run} has no audited step from step {first_step} on")
     return rows, int(rows.filter(pl.col("turn") == _ALL)["num_episodes"].sum())

@@ -11,19 +11,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from agent_rl.analysis.drawing import COLOURS, MOST_POINTS, Chart, framed, thin
 from agent_rl.analysis.recorded import RecordedRun
+from agent_rl.analysis.stacked import budgets, shares
 
-Chart = dict[str, Any]
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's palette: told apart by colour-blind readers."""
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ORDINAL = "Cividis"
-_MOST_POINTS = 600
-"""Points of one curve; of a longer run every k-th step is drawn."""
 _FEWEST_TOKENS = 20
 """A cell of the heat map with fewer tokens is left white: its mean is noise."""
-_STEP = "optimizer step"
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     k3 = _scopes(runs, "k3", "k3 of the step's batch", "nats", True)
     ess = _scopes(runs, "ess", "Effective sample size", "share of the tokens (0 to 1)", False)
     kept = _scopes(runs, "kept_size", "Kept-set size", "tokens kept by top-p or top-k", False)
-    shares = [_shares(runs, "stop_reason", "Stop reasons"), _shares(runs, "num_turns", "Turns that episodes take")]
+    episodes = [shares(runs, "stop_reason", "Stop reasons"), shares(runs, "num_turns", "Turns that episodes take")]
     order: list[Chart | list[Chart]] = [
         curves["reward"],
         curves["entropy"],
@@ -125,18 +120,13 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
         curves["lag"],
         _mismatch(runs),
     ]
-    order += [k3, _heat_maps(runs), ess]
-    order += [curves["q"], curves["radii"], curves["gated"], kept, *shares, curves["time"], curves["speed"]]
+    order += [k3, _heat_maps(runs), ess, budgets(runs)]
+    order += [curves["q"], curves["radii"], curves["gated"], kept, *episodes, curves["time"], curves["speed"]]
     return [chart for chart in _flat(order) if chart["data"]]
 
 
 def _flat(found: list[Chart | list[Chart]]) -> list[Chart]:
     return [chart for one in found for chart in (one if isinstance(one, list) else [one])]
-
-
-def _chart(id: str, section: str, title: str, note: str, unit: str, data: list[Any], **y: Any) -> Chart:
-    layout = {"xaxis": {"title": {"text": _STEP}}, "yaxis": {"title": {"text": unit}, **y}}
-    return {"id": id, "section": section, "title": title, "note": note, "data": data, "layout": layout}
 
 
 def _line(run: int, figure: int, runs: Sequence[RecordedRun], label: str, x: list[Any], y: list[Any]) -> Any:
@@ -161,12 +151,12 @@ def _curves(spec: Curves, runs: Sequence[RecordedRun]) -> Chart:
         rows = run.metrics()
         for figure, (key, label) in enumerate(spec.figures):
             points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
-            x, y = _thin([p for p in points if not spec.log or p[1] > 0])
+            x, y = thin([p for p in points if not spec.log or p[1] > 0])
             of_interest = figure == 0 or any(y)  # a lag of 0 is said; that no gate dropped a token is not
             if y and of_interest and not (key == "eval_pass" and _same_as_average(rows)):
                 data.append(_line(position, figure, runs, label, x, y))
     scale = {"type": "log"} if spec.log else {"rangemode": "tozero"}
-    return _chart(
+    return framed(
         spec.id, spec.section, spec.title, _thinned(spec.note, runs), spec.unit, data, tickformat=spec.ticks, **scale
     )
 
@@ -176,15 +166,8 @@ def _same_as_average(rows: list[dict[str, Any]]) -> bool:
     return all(row.get("eval_pass") == row.get("eval_avg") for row in rows)
 
 
-def _thin(points: list[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """At most `_MOST_POINTS` of them, evenly, the last one included; values to six digits."""
-    stride = math.ceil(len(points) / _MOST_POINTS)
-    kept = [*points[: -1 : max(stride, 1)], *points[-1:]]
-    return [x for x, _ in kept], [float(f"{y:.6g}") for _, y in kept]
-
-
 def _thinned(note: str, runs: Sequence[RecordedRun]) -> str:
-    stride = math.ceil(max(len(run.metrics()) for run in runs) / _MOST_POINTS)
+    stride = math.ceil(max(len(run.metrics()) for run in runs) / MOST_POINTS)
     return f"{note} Every {stride}th step is drawn.".strip() if stride > 1 else note
 
 
@@ -197,10 +180,10 @@ def _mismatch(runs: Sequence[RecordedRun]) -> Chart:
         for figure, (part, label) in enumerate(labels.items()):
             rows = every.filter(pl.col("part") == part).sort("step")
             if rows.height:
-                x, y = _thin(list(rows.select("step", "mean_abs_d").iter_rows()))
+                x, y = thin(list(rows.select("step", "mean_abs_d").iter_rows()))
                 data.append(_line(position, figure, runs, label, x, y))
     note = "d = trainer log-prob − behaviour log-prob. Its parts where proximal log-probs were computed. Log scale."
-    return _chart("mismatch", "Lag and mismatch", "Mismatch: mean |d|", note, "nats", data, type="log")
+    return framed("mismatch", "Lag and mismatch", "Mismatch: mean |d|", note, "nats", data, type="log")
 
 
 def _scopes(runs: Sequence[RecordedRun], column: str, title: str, unit: str, log: bool) -> Chart:
@@ -214,11 +197,11 @@ def _scopes(runs: Sequence[RecordedRun], column: str, title: str, unit: str, log
         for figure, (scope, label) in enumerate(_SCOPES.items()):
             rows = table.filter(pl.col("scope") == scope).sort("step")
             if rows.height:
-                x, y = _thin(list(rows.select("step", column).iter_rows()))
+                x, y = thin(list(rows.select("step", column).iter_rows()))
                 data.append(_line(position, figure, runs, label, x, y))
     section = "Clip and gate" if column == "kept_size" else "Lag and mismatch"
     scale = {"type": "log"} if log else {}
-    return _chart(column, section, title, _NOTES[column], unit, data, **scale)
+    return framed(column, section, title, _NOTES[column], unit, data, **scale)
 
 
 _LEAST = {"k3": 1e-10}
@@ -252,7 +235,7 @@ def _drawable(column: str) -> pl.Expr:
 
 
 def _heat_map(position: int, runs: Sequence[RecordedRun], table: pl.DataFrame, low: float, high: float) -> Chart:
-    steps = _thin([(step, 0) for step in sorted(set(table["step"].to_list()))])[0]
+    steps = thin([(step, 0) for step in sorted(set(table["step"].to_list()))])[0]
     turns = sorted(set(table["turn"].to_list()))
     rows = table.select("turn", "step", "mean_abs_d", "n").rows()
     cells = {(turn, step): (value, n) for turn, step, value, n in rows}
@@ -281,48 +264,4 @@ def _heat_map(position: int, runs: Sequence[RecordedRun], table: pl.DataFrame, l
     note = f"Log colour scale; cells of fewer than {_FEWEST_TOKENS} tokens are left out."
     title = f"Mismatch by turn over time{name}"
     axis = {"dtick": 1} if len(turns) <= 12 else {}
-    return _chart(f"turns-{position}", "Lag and mismatch", title, note, "turn", [map_] if turns else [], **axis)
-
-
-def _shares(runs: Sequence[RecordedRun], column: str, title: str) -> list[Chart]:
-    """Share of each rollout batch's episodes by a column, one chart a run."""
-    found = []
-    for position, run in enumerate(runs):
-        facts = run.rollouts()
-        name = f": {run.name}" if len(runs) > 1 else ""
-        data = _stack(facts, column) if facts.height else []
-        note = "Of the episodes of each rollout batch; a batch is trained at the step of its number."
-        chart = _chart(
-            f"{column}-{position}", "Rollouts and time", title + name, note, "share of episodes (0 to 1)", data
-        )
-        chart["layout"]["xaxis"]["title"]["text"] = "rollout batch"
-        chart["layout"] |= {"barmode": "stack", "bargap": 0}
-        chart["layout"]["yaxis"]["range"] = [0, 1]
-        found.append(chart)
-    return found
-
-
-def _stack(facts: pl.DataFrame, column: str) -> list[Any]:
-    counts = facts.group_by("batch", column).len().with_columns(pl.col("len") / pl.col("len").sum().over("batch"))
-    drawn = _thin([(batch, 0) for batch in sorted(set(counts["batch"].to_list()))])[0]
-    values = sorted(counts[column].unique().drop_nulls().to_list())
-    bars = []
-    for position, value in enumerate(values):
-        known = dict(counts.filter(pl.col(column) == value).select("batch", "len").iter_rows())
-        x, y = drawn, [round(known.get(batch, 0.0), 4) for batch in drawn]
-        label = f"{value} turn{'' if value == 1 else 's'}" if column == "num_turns" else str(value).replace("_", " ")
-        colour = _ordinal(position, len(values)) if column == "num_turns" else COLOURS[position % len(COLOURS)]
-        marker = {"color": colour, "line": {"width": 0}}
-        bars.append({"type": "bar", "name": label, "meta": label, "x": x, "y": y, "marker": marker})
-    return bars
-
-
-_CIVIDIS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 182, 102), (254, 232, 56))
-
-
-def _ordinal(position: int, count: int) -> str:
-    """A colour between cividis' ends, for values that have an order."""
-    place = position / max(count - 1, 1) * (len(_CIVIDIS) - 1)
-    low = min(int(place), len(_CIVIDIS) - 2)
-    mixed = [round(a + (b - a) * (place - low)) for a, b in zip(_CIVIDIS[low], _CIVIDIS[low + 1], strict=True)]
-    return "rgb({},{},{})".format(*mixed)
+    return framed(f"turns-{position}", "Lag and mismatch", title, note, "turn", [map_] if turns else [], **axis)

@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from agent_rl.analysis import tables
-from agent_rl.analysis.charts import COLOURS, charts
+from agent_rl.analysis.charts import charts
+from agent_rl.analysis.drawing import COLOURS
 from agent_rl.analysis.recorded import RecordedRun
 
 _HIDDEN = {"table"}

@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 from agent_rl import facts
 from agent_rl.analysis import tables
 from agent_rl.analysis.bound import bound_over_time, bound_table
+from agent_rl.analysis.charts import charts
+from agent_rl.analysis.recorded import RecordedRun
+from agent_rl.analysis.tables import read_mismatch
 from agent_rl.cli import app
 from agent_rl.config import dump
 from agent_rl.objective.intervals import bernstein_margin, visited_interval
@@ -53,7 +56,7 @@ def test_turns_are_averaged_over_the_episodes_of_all_steps(tmp_path: Path) -> No
     assert table["mean_high"].to_list()[:2] == pytest.approx(list(every.mean(0) + margins))
     assert table["gspo_gap"].to_list() == pytest.approx([0.25, 0.25 * 2 / 6, 0.25])
     assert bound_table(tmp_path, first_step=1)["budget"].to_list() == pytest.approx([0.1, 0.1])
-    over_time = bound_over_time(tmp_path)
+    over_time = bound_over_time(read_mismatch(tmp_path))
     assert over_time.select("step", "turn").rows() == [(0, 0), (0, 1), (1, 0)]
     assert over_time["budget"].to_list() == pytest.approx([0.4, 0.05, 0.1])
 
@@ -66,7 +69,7 @@ def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
     assert table["budget"].to_list() == pytest.approx([0.2, 0.2])
     low, high = visited_interval(0.3)
     assert table.select("low", "high").row(0) == pytest.approx((low / 2 + 0.05, high / 2 + 0.05))
-    assert bound_over_time(tmp_path, 2)["budget"].to_list() == pytest.approx([0.2])
+    assert bound_over_time(read_mismatch(tmp_path).filter(step=2))["budget"].to_list() == pytest.approx([0.2])
 
 
 def test_runs_from_before_the_audit_stay_readable(tmp_path: Path) -> None:
@@ -88,3 +91,13 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["audit-bound", str(tmp_path / "absent"), "--step", "1"])
     assert wrong.exit_code == 2
     assert "no run at" in wrong.output
+
+
+def test_the_report_stacks_each_steps_budget_by_turn(recorded: Path) -> None:
+    run = RecordedRun(recorded)
+    (chart,) = [chart for chart in charts([run]) if chart["id"] == "budget-0"]
+    steps = chart["data"][0]["x"]
+    heights = [sum(bar["y"][i] for bar in chart["data"]) for i in range(len(steps))]
+    budgets = {row["step"]: row["bound_budget"] for row in run.metrics() if row.get("bound_budget") is not None}
+    assert dict(zip(steps, heights, strict=True)) == pytest.approx(budgets, abs=1e-5)
+    assert [bar["name"] for bar in chart["data"]] == [f"turn {k}" for k in range(len(chart["data"]))]

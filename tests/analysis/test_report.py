@@ -194,9 +194,9 @@ def test_a_report_without_episodes_or_with_a_first_step_only(run: Path, tmp_path
 
 
 def test_curves_of_long_runs_are_thinned_to_their_last_point() -> None:
-    from agent_rl.analysis.charts import _thin
+    from agent_rl.analysis.drawing import thin
 
-    x, y = _thin([(step, step / 3) for step in range(10_001)])
+    x, y = thin([(step, step / 3) for step in range(10_001)])
     assert len(x) <= 601
     assert (x[0], x[-1]) == (0, 10_000)
     assert y[-1] == 3333.33
