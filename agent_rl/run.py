@@ -23,7 +23,6 @@ from agent_rl.pipeline.continuous import ContinuousController
 from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
 from agent_rl.pipeline.pacing import Pacing
-from agent_rl.pipeline.regimes.fully_async import FullyAsync
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
@@ -101,9 +100,10 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
 def plan_of(config: RunConfig, state: RunState, resumed: bool) -> Schedule | Pacing:
     """When what is sampled and trained, as the regime has it."""
     regime = registry.build("pipeline", config.pipeline)
-    if isinstance(regime, FullyAsync):
-        return regime.pacing(config.batch.num_prompts, config.num_steps)
-    schedule: Schedule = replace(regime.schedule, ramps=state.ramps)
+    plan: Schedule | Pacing = regime.plan(config.batch.num_prompts, config.num_steps)
+    if isinstance(plan, Pacing):
+        return plan
+    schedule = replace(plan, ramps=state.ramps)
     return schedule.continued(state.step, len(state.queue)) if resumed else schedule
 
 

@@ -78,7 +78,7 @@ def recorded_lags(path: Path) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("k", range(9))
 def test_exact_lag_holds_on_the_recorded_versions(stages: Stages, tmp_path: Path, k: int) -> None:
     config = quickstart(*SMALL, f"pipeline.exact_lag={k}", f"num_steps={k + 2}")
-    schedule = registry.build("pipeline", config.pipeline).schedule
+    schedule = registry.build("pipeline", config.pipeline).plan(16, 60)
     directory = control(config, schedule, stages, tmp_path)
     assert recorded_lags(tmp_path) == [(step, min(step, k), min(step, k)) for step in range(k + 2)]
     assert directory.ledger.counts()["in_flight"] == 0
@@ -87,7 +87,7 @@ def test_exact_lag_holds_on_the_recorded_versions(stages: Stages, tmp_path: Path
 
 def test_a_broadcast_interval_cycles(stages: Stages, tmp_path: Path) -> None:
     config = quickstart(*SMALL, "pipeline.exact_lag=null", "pipeline.broadcast_interval=3", "num_steps=8")
-    control(config, registry.build("pipeline", config.pipeline).schedule, stages, tmp_path)
+    control(config, registry.build("pipeline", config.pipeline).plan(16, 60), stages, tmp_path)
     assert [low for _, low, _ in recorded_lags(tmp_path)] == [0, 1, 2, 3, 1, 2, 3, 1]
     assert [high for _, _, high in recorded_lags(tmp_path)] == [0, 1, 2, 3, 1, 2, 3, 1]
 

@@ -86,4 +86,4 @@ def test_a_young_group_goes_first_only_while_the_old_ones_keep_their_steps() -> 
 
 def test_a_bound_below_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"pipeline.max_groups is 3, but a step takes batch.num_prompts = 4"):
-        FullyAsync(FullyAsync.Config(max_groups=3)).pacing(4, 10)
+        FullyAsync(FullyAsync.Config(max_groups=3)).plan(4, 10)

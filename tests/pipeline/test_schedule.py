@@ -18,7 +18,7 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "lag_staleness.js
 def test_broadcast_schedule_matches_the_worked_rows(name: str) -> None:
     case = next(case for case in GOLDEN if case["name"] == name)
     config = BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])
-    schedule = BatchAsync(config).schedule
+    schedule = BatchAsync(config).plan(16, 60)
     rows = [[i, schedule.version(i), i, i - schedule.version(i)] for i in range(case["in"]["n_rollouts"])]
     assert rows == case["out"]["rows_rollout_l_j_N"]
 
@@ -35,7 +35,7 @@ def test_versions_count_updates_where_a_batch_is_used_for_several(name: str) -> 
     """As the controller counts: batch i is trained from version i * U on, at what `version(i)` * U sampled."""
     case = next(case for case in GOLDEN if case["name"] == name)
     updates = case["in"]["steps_per_rollout"]
-    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])).schedule
+    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])).plan(16, 60)
     rows = [
         [i, schedule.version(i) * updates, i * updates + h, i * updates + h - schedule.version(i) * updates]
         for i in range(case["in"]["n_rollouts"])
@@ -47,13 +47,13 @@ def test_versions_count_updates_where_a_batch_is_used_for_several(name: str) -> 
 
 @given(k=st.integers(0, 20), step=st.integers(0, 200))
 def test_exact_lag_ramps_and_then_holds(k: int, step: int) -> None:
-    schedule = BatchAsync(BatchAsync.Config(exact_lag=k)).schedule
+    schedule = BatchAsync(BatchAsync.Config(exact_lag=k)).plan(16, 60)
     assert step - schedule.version(step) == min(step, k)
 
 
 @given(n=st.integers(1, 20))
 def test_a_broadcast_interval_cycles_through_1_to_n(n: int) -> None:
-    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=n)).schedule
+    schedule = BatchAsync(BatchAsync.Config(broadcast_interval=n)).plan(16, 60)
     lags = [step - schedule.version(step) for step in range(n + 1, 3 * n + 1)]
     assert lags == list(range(1, n + 1)) * 2
 
@@ -79,6 +79,6 @@ def test_a_continued_run_ramps_only_what_was_not_queued(k: int, step: int, queue
 
 
 def test_sync_has_no_lag_and_runs_in_waves() -> None:
-    schedule = Sync(Sync.Config()).schedule
+    schedule = Sync(Sync.Config()).plan(16, 60)
     assert [schedule.version(i) for i in range(4)] == [0, 1, 2, 3]
     assert schedule.waves

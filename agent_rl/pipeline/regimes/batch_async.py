@@ -25,7 +25,9 @@ class BatchAsync(PartBase):
             return self
 
     def __init__(self, config: Config) -> None:
-        if config.exact_lag is not None:
-            self.schedule = Schedule(prefetch=config.exact_lag, broadcast_interval=1)
-        else:
-            self.schedule = Schedule(prefetch=1, broadcast_interval=config.broadcast_interval or 1)
+        self.config = config
+
+    def plan(self, batch_groups: int, num_steps: int) -> Schedule:
+        if self.config.exact_lag is not None:
+            return Schedule(prefetch=self.config.exact_lag, broadcast_interval=1)
+        return Schedule(prefetch=1, broadcast_interval=self.config.broadcast_interval or 1)

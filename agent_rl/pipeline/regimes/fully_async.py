@@ -27,7 +27,7 @@ class FullyAsync(PartBase):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def pacing(self, batch_groups: int, num_steps: int) -> Pacing:
+    def plan(self, batch_groups: int, num_steps: int) -> Pacing:
         """Raises `ValueError` if the bound on groups is below a batch."""
         max_groups = self.config.max_groups or (self.config.max_lag + 1) * batch_groups
         if max_groups < batch_groups:

@@ -11,4 +11,7 @@ class Sync(PartBase):
         type: Literal["sync"] = "sync"
 
     def __init__(self, config: Config) -> None:
-        self.schedule = Schedule(prefetch=0, broadcast_interval=1, waves=True)
+        self.config = config
+
+    def plan(self, batch_groups: int, num_steps: int) -> Schedule:
+        return Schedule(prefetch=0, broadcast_interval=1, waves=True)
