@@ -142,7 +142,7 @@ class RecordedBatch:
             parts = torch.autograd.grad(
                 logprobs, parameters, gradient, retain_graph=graph is not None, materialize_grads=True
             )
-            total += torch.cat([part.flatten() for part in parts])
+            total += torch.cat([part.flatten() for part in parts]).cpu()
         return total
 
     def _batches(self, policy: Policy, advantages: np.ndarray) -> list[TokenBatch]:

@@ -20,6 +20,7 @@ class Placement:
 
     worker_gpus: float = 0.0
     trainer_gpus: float = 0.0
+    """Of the trainer's own actor; where it is a group of ranks, these have them."""
     group: Any = None
     first_worker: int = 0
     """Bundle of worker 0; the trainer, where there is one, has the bundle before it."""
@@ -34,7 +35,7 @@ class Placement:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus}
         if self.group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self.group, placement_group_bundle_index=bundle
+                self.group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
             )
         return options
 
@@ -45,7 +46,7 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
     ranks = config.num_trainer_ranks
     trainers = ranks + (ranks > 1)  # several processes stand behind one more
     num_actors = config.rollout.num_workers + with_trainer * trainers
-    gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus)
+    gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus if ranks == 1 else 0.0)
     if config.ray.address is None:
         with local_ray(num_actors):
             yield gpus
@@ -61,7 +62,9 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
 def _reserve(config: RunConfig, with_trainer: bool) -> Any:
     """Reserve a place for each actor. Raises `ValueError` if the cluster has no room, or weights cannot get there."""
     workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(config.rollout.num_workers)]
-    wanted = [{"CPU": 1.0, "GPU": config.ray.trainer_gpus}] * with_trainer + workers
+    ranks = config.num_trainer_ranks
+    trainer = {"CPU": float(ranks + (ranks > 1)), "GPU": config.ray.trainer_gpus}
+    wanted = [trainer] * with_trainer + workers
     bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in wanted]
     group = placement_group(bundles, strategy=config.ray.placement.upper())
     if not group.wait(timeout_seconds=config.ray.patience_s):

@@ -37,7 +37,8 @@ class RayConfig(Settings):
     """Ray's strategy for the places of trainer and rollout workers: on few nodes or on many, `strict` without
     exception. Places are reserved before the run starts."""
     trainer_gpus: float = Field(0.0, ge=0)
-    """GPUs that Ray reserves for the trainer."""
+    """GPUs that Ray reserves for the trainer, in equal parts for its ranks, which are all on one node. With 0 it trains
+    on the CPU."""
     worker_gpus: float = Field(0.0, ge=0)
     """GPUs that Ray reserves for each rollout worker."""
     patience_s: float = Field(120.0, gt=0)

@@ -17,7 +17,7 @@ class TrainGroup:
     def __init__(self, config: RunConfig) -> None:
         num_ranks = config.trainer.layout.num_ranks
         port = _free_port()
-        worker = ray.remote(TrainWorker)
+        worker = ray.remote(TrainWorker).options(num_cpus=1, num_gpus=config.ray.trainer_gpus / num_ranks)
         addresses = [RankAddress(rank, num_ranks, ray.util.get_node_ip_address(), port) for rank in range(num_ranks)]
         self._workers = [worker.remote(config, address) for address in addresses]
 

@@ -41,7 +41,7 @@ class LoadBalancing:
             self._num_tokens += len(batch)
             for row, layer in enumerate(self._layers):
                 chosen = model.routing_replay.chosen[layer].flatten()
-                self._counts[row] += torch.bincount(chosen, minlength=self._num_experts)
+                self._counts[row] += torch.bincount(chosen, minlength=self._num_experts).cpu()
 
     def loss(self, model: Any, batch: TokenBatch) -> Tensor:
         """The part of the loss of the forward pass that `model` has just made on `batch`, 0-dim, with gradient.
@@ -60,7 +60,7 @@ class LoadBalancing:
         logits = torch.stack([model.routing_replay.logits[layer] for layer in self._layers])  # [layers, T, E]
         masses = logits.float().softmax(-1).sum(1)
         scale = self._coefficient * self._num_experts / (len(self._layers) * self._num_tokens)
-        found = scale * (self._shares * masses).sum()
+        found = scale * (self._shares * masses.to(self._shares.device)).sum()
         self._total += float(found.detach())
         return found
 

@@ -1,5 +1,6 @@
 """The causal LM that is trained: loading it, and its weights under Hugging Face names."""
 
+import os
 from functools import partial
 from typing import Any, Literal
 
@@ -26,9 +27,23 @@ class ComputeConfig(Settings):
     activation_checkpointing: bool = False
     """Keep only the input of each decoder layer and compute the rest again in the backward pass: less memory, about
     a third more work."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model and its optimizer are; the objective, a few numbers a token, is always on the CPU. `auto` is a
+    GPU where the process sees one. A run's trainer sees those of `ray.trainer_gpus`."""
     head_budget_mb: int = Field(512, ge=1)
     """Mebibytes of temporaries of the output layer. Without top-p or top-k a slice of tokens as large as this allows
     is taken at a time, against the whole vocabulary; if one slice is enough, the backward pass saves a product."""
+
+
+def device_of(compute: ComputeConfig) -> torch.device:
+    """The device of this process: of several GPUs, that of its local rank. Raises `ValueError` if there is none."""
+    if compute.device == "cpu" or not (num_gpus := torch.cuda.device_count()):
+        if compute.device == "cuda":
+            raise ValueError(
+                "trainer.compute.device is cuda, but the trainer sees no GPU; set ray.trainer_gpus, or device to auto"
+            )
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % num_gpus)
 
 
 def load_model(model_path: str, compute: ComputeConfig | None = None, ranks: Ranks | None = None) -> Any:
@@ -47,6 +62,7 @@ def load_model(model_path: str, compute: ComputeConfig | None = None, ranks: Ran
     )
     model.eval()  # no dropout: at lag 0 the ratio must be 1
     model.compute = compute or ComputeConfig()
+    model.to(device_of(model.compute))
     model.token_head = TokenHead(model, model.compute.head_budget_mb << 20)
     model.routing_replay = RoutingReplay(model)
     if model.compute.activation_checkpointing:

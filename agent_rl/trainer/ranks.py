@@ -21,16 +21,18 @@ Value = TypeVar("Value")
 class Ranks:
     """This process among the ranks of a layout, a mesh of axes dp and tp. One process alone needs no group.
 
+    What crosses ranks from a GPU goes by NCCL, from a CPU by gloo.
     Raises `ValueError` if the processes that were started are not as many as the layout has.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
+        device = device or torch.device("cpu")
         self.layout = layout
         self.mesh: DeviceMesh | None = None
         self.dp_rank, self.tp_rank = 0, 0
         if layout.num_ranks > 1:
-            _join(layout.num_ranks)
-            self.mesh = init_device_mesh("cpu", (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
+            _join(layout.num_ranks, device)
+            self.mesh = init_device_mesh(device.type, (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
             self.dp_rank, self.tp_rank = self.mesh.get_local_rank("dp"), self.mesh.get_local_rank("tp")
 
     @property
@@ -105,7 +107,7 @@ def _sum_over_all(tensor: Tensor) -> Tensor:
     return total
 
 
-def _join(num_ranks: int) -> None:
+def _join(num_ranks: int, device: torch.device) -> None:
     """Have a process group of so many ranks: the one that is there, or the one that torchrun describes."""
     if not dist.is_initialized():
         if "WORLD_SIZE" not in os.environ:
@@ -113,7 +115,9 @@ def _join(num_ranks: int) -> None:
                 f"the layout has {num_ranks} ranks, but this is one process without others; "
                 f"start it with torchrun --nproc-per-node {num_ranks}, or set trainer.dp, tp and ep to 1"
             )
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     if (started := dist.get_world_size()) != num_ranks:
         raise ValueError(
             f"the layout has {num_ranks} ranks (trainer.dp x trainer.tp), but {started} processes were started; "

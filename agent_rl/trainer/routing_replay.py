@@ -107,7 +107,7 @@ class RoutingTally:
         replay: RoutingReplay = model.routing_replay
         length = int(turn_ids.max()) + 2
         for layer, reported in replay.reported.items():
-            masks = (reported, reported & replay.differed[layer])
+            masks = [mask.to(turn_ids.device) for mask in (reported, reported & replay.differed[layer])]
             known, other = (torch.bincount(turn_ids[mask] + 1, minlength=length).tolist() for mask in masks)
             for turn in range(-1, length - 1):
                 before = self.counts.get((layer, turn), (0, 0))

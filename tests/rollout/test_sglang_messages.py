@@ -1,6 +1,7 @@
 """What the SGLang engine sends and reads, without a server: command lines, bodies, versions, weights, configs."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -176,24 +177,39 @@ def test_the_registry_finds_it_and_bad_settings_are_refused() -> None:
         SGLangEngine(SGLangConfig(max_sequence_tokens=1 << 20), str(TINY))
 
 
-GPU_CONFIGS = {
-    "qwen3_1.7b_8gpu.yaml": ["0", "1", "2", "3"],
-    "qwen3_30b_a3b_r3.yaml": ["0,1", "2,3"],
-}
+QWEN3 = {"hidden_size": 2048, "head_dim": 128, "vocab_size": 151936}
+GPU_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_1.7b_8gpu.yaml": QWEN3
+    | {"model_type": "qwen3", "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+       "intermediate_size": 6144, "max_position_embeddings": 40960},
+    "qwen3_30b_a3b_r3.yaml": QWEN3
+    | {"model_type": "qwen3_moe", "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+       "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144,
+       "mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True, "max_position_embeddings": 32768},
+}  # fmt: skip
+"""The shapes of their models, which are not here."""
 
 
 @pytest.mark.parametrize("name", GPU_CONFIGS)
-def test_a_gpu_config_is_valid_with_a_model_in_place_and_launches_what_it_says(name: str) -> None:
-    """Its model is not here: the tiny one stands in for it, and for what depends on the model (routing, positions)."""
+def test_a_gpu_config_fits_its_model_and_launches_what_it_says(name: str, tmp_path: Path) -> None:
+    for file in TINY.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(GPU_CONFIGS[name]))
     mapping = yaml.safe_load((CONFIGS / name).read_text())
-    model, routed = mapping["model"]["path"], mapping.pop("routing_replay", False)
-    config = check(RunConfig, mapping | {"model": {"path": "builtin:tiny-qwen3"}, "prompts": {"type": "chains"},
-                                         "eval": {"prompts": {"type": "chains"}}}, name)  # fmt: skip
-    engine, workers = config.rollout.engine, config.rollout.num_workers
+    model = mapping["model"]["path"]
+    mapping |= {
+        "model": {"path": str(tmp_path)},
+        "prompts": {"type": "chains"},
+        "eval": {"prompts": {"type": "chains"}},
+    }
+    config = check(RunConfig, mapping, name)
+    engine = config.rollout.engine
     assert engine.max_sequence_tokens >= config.rollout.max_episode_tokens
-    command = " ".join(launch_command(engine, model, 30000, "ab12-0", report_routing=routed))
+    command = " ".join(launch_command(engine, model, 30000, "ab12-0", report_routing=config.routing_replay))
     assert f"--model-path {model} " in command
     assert f"--tp-size {engine.tp_size}" in command
-    assert ("--enable-return-routed-experts" in command) == routed == ("a3b" in name)
-    gpus = [launch_environment(engine, index, {})["CUDA_VISIBLE_DEVICES"] for index in range(workers)]
-    assert gpus == GPU_CONFIGS[name]
+    assert ("--enable-return-routed-experts" in command) == ("a3b" in name)
+    assert config.ray.trainer_gpus == config.num_trainer_ranks
+    assert config.ray.worker_gpus == engine.tp_size * engine.dp_size
+    visible = {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert launch_environment(engine, 1, visible)["CUDA_VISIBLE_DEVICES"] == "6,7", "those that Ray gave"

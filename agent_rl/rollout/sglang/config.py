@@ -22,8 +22,9 @@ class SGLangConfig(PartConfig):
     """Tensor-parallel GPUs of one replica."""
     dp_size: int = Field(1, ge=1)
     """Replicas behind one server."""
-    first_gpu: int = Field(0, ge=0)
-    """Worker i's server gets the GPUs from first_gpu + i * tp_size * dp_size on."""
+    first_gpu: int | None = Field(None, ge=0)
+    """Worker i's server gets the GPUs from first_gpu + i * tp_size * dp_size on; null: those that Ray reserves for the
+    worker, `ray.worker_gpus`, which is then tp_size * dp_size."""
     deterministic: bool = False
     """Draw every token with its request's seed (`--enable-deterministic-inference`); without it SGLang 0.5.23
     ignores seeds."""

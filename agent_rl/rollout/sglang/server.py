@@ -34,13 +34,12 @@ def launch_command(
 
 def launch_environment(config: SGLangConfig, worker_index: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The server's environment variables: the worker's without its Python paths, its GPUs, then the config's own."""
-    gpus = config.tp_size * config.dp_size
-    first = config.first_gpu + worker_index * gpus
     kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    own = {
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + gpus))),
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for the reserved positions
-    }
+    own = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # for the reserved positions
+    if config.first_gpu is not None:
+        gpus = config.tp_size * config.dp_size
+        first = config.first_gpu + worker_index * gpus
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + gpus)))
     return kept | own | config.environment
 
 

@@ -37,7 +37,7 @@ from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.load_balancing import LoadBalancing
 from agent_rl.trainer.microbatches import attention_share, plan_microbatches
 from agent_rl.trainer.mismatch import StepShare, active_values, bound_tokens, reference_rows, rows_of_all, step_tokens
-from agent_rl.trainer.model import ComputeConfig, load_model, weights_of
+from agent_rl.trainer.model import ComputeConfig, device_of, load_model, weights_of
 from agent_rl.trainer.packing import by_index, check_lengths, pack, with_column
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
@@ -114,7 +114,7 @@ class TorchEngine(PartBase):
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
         config.layout.check(json.loads((self.source / "config.json").read_text()))
-        self.ranks = Ranks(config.layout)
+        self.ranks = Ranks(config.layout, device_of(config.compute))
         self.checkpoints = CheckpointWriter(self.ranks)
         self.objective, self.advantage = Objective(objective), objective.advantage
         self.snapshots = Snapshots(config.proximal.max_snapshots)
