@@ -70,7 +70,7 @@ def make_run(
     RunState(step=STEP, queue={} if trained else {STEP: [1, 2, 3, 4]}).save(checkpoint)
     if trained:
         result = continued(config, checkpoint, config.objective).train(kept, STEP)
-        rows = [*training_rows(STEP, kept, result), *dropped_rows(STEP, episodes, {0: "SessionLost"})]
+        rows = [*training_rows(STEP, kept, result), *dropped_rows(STEP, batch, {0: "SessionLost"})]
         directory.write_training(STEP, rows, result.mismatch)
     directory.close()
     return config, kept, engine
