@@ -28,7 +28,6 @@ def test_a_missing_package_is_said_before_anything_starts(tmp_path: Path, monkey
 
 @pytest.mark.filterwarnings("ignore")  # what wandb does at import and exit is not ours
 def test_offline_files_hold_the_rows_and_resuming_keeps_the_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     config = quickstart("logging.wandb=chains", "logging.wandb_mode=offline")
     rows: list[dict[str, Any]] = []
     for step in range(2):
