@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from agent_rl.objective.config import ObjectiveConfig
@@ -19,7 +18,7 @@ from agent_rl.objective.loss import LossOutput, Objective, StepContext
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.records import FloatArray, Trajectory
-from agent_rl.registry import PartBase, PartConfig
+from agent_rl.registry import PartBase
 from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.batch_reuse import (
     RolloutBatch,
@@ -32,16 +31,16 @@ from agent_rl.trainer.batch_reuse import (
     trained_at,
 )
 from agent_rl.trainer.checkpoint import CheckpointWriter, check_architecture, load_optimizer, staged
+from agent_rl.trainer.config import TorchConfig
 from agent_rl.trainer.gradients import align, by_mesh, clip_gradients
-from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.load_balancing import LoadBalancing
 from agent_rl.trainer.microbatches import attention_share, plan_microbatches
 from agent_rl.trainer.mismatch import StepShare, active_values, bound_tokens, reference_rows, rows_of_all, step_tokens
-from agent_rl.trainer.model import ComputeConfig, device_of, load_model, weights_of
+from agent_rl.trainer.model import device_of, load_model, weights_of
 from agent_rl.trainer.packing import by_index, check_lengths, pack, with_column
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.routing_replay import RoutingTally
-from agent_rl.trainer.snapshots import ProximalConfig, Snapshots
+from agent_rl.trainer.snapshots import Snapshots
 from agent_rl.trainer.token_logprobs import TokenLogprobs, token_logprobs
 from agent_rl.trainer.weight_file import write_weights
 
@@ -51,66 +50,9 @@ class TorchEngine(PartBase):
 
     can_replay_routing = True
 
-    class Config(PartConfig):
-        type: Literal["torch"] = "torch"
-        dp: int = Field(1, ge=1)
-        """Ranks that share the trajectories of a step; weights, gradients and optimizer are sharded over them (FSDP2).
-        There are dp x tp ranks, a process each."""
-        tp: int = Field(1, ge=1)
-        """Ranks that share every matrix product by heads, rows or columns; must divide the heads, also of the keys."""
-        ep: int = Field(1, ge=1)
-        """Ranks that share the experts of a layer, whole experts each: the same number as `tp`, whose ranks they are;
-        or 1, and every rank of `tp` has all."""
-        learning_rate: float = Field(1e-6, gt=0)
-        """AdamW's step size, constant."""
-        betas: tuple[float, float] = (0.9, 0.98)
-        """AdamW's moment decays; the default is the SAT paper's."""
-        eps: float = Field(1e-8, gt=0)
-        """AdamW's term against division by 0."""
-        weight_decay: float = Field(0.0, ge=0)
-        """AdamW's decoupled weight decay."""
-        max_grad_norm: float = Field(1.0, gt=0)
-        """Gradients are scaled down to this global norm."""
-        gradient_alignment: bool = False
-        """Log the cosine of each step's gradient to the last one's; costs a copy of the gradient."""
-        max_cosine: float | None = Field(None, gt=0, lt=1)
-        """Turn the gradient until that cosine is at most this (GAC); null leaves it as it is."""
-        load_balancing: float = Field(0.0, ge=0)
-        """Coefficient of the loss that evens out the load of a mixture's experts over each step; 0 leaves it out. The
-        figure of that name is the loss itself, 1 where all is even."""
-        max_tokens_per_microbatch: int = Field(8192, ge=2)
-        """Tokens in one packed forward and backward pass: what bounds memory. Gradients add up over the passes of an
-        update, so this changes nothing else."""
-        num_minibatches: int = Field(1, ge=1)
-        """Parts, of whole groups, that a rollout batch is cut into, with an optimizer step on each."""
-        num_epochs: int = Field(1, ge=1)
-        """How often each rollout batch is gone through. Every optimizer step is a policy version, so within a batch
-        the lag grows by 1 an update, and `pipeline.exact_lag: k` begins at k * num_minibatches * num_epochs."""
-        compute: ComputeConfig = ComputeConfig()
-        """Precision and memory."""
-        off_support_every: int = Field(1, ge=0)
-        """With top-p or top-k: rollout batches between computations of the policy's mass off the kept sets, which the
-        bound's audit reads. It costs a pass of the output layer over the whole vocabulary without gradient; 0 is
-        never."""
-        proximal: ProximalConfig = ProximalConfig()
-        """When log-probs are recomputed at the version that each token was sampled with."""
-        num_threads: int = Field(1, ge=1)
-        """Torch threads of each trainer process."""
+    Config = TorchConfig
 
-        @property
-        def layout(self) -> Layout:
-            return Layout(self.dp, self.tp, self.ep)
-
-        def in_one_process(self) -> Self:
-            """The same trainer with the layout 1 x 1, for what reads its checkpoints elsewhere."""
-            return self.model_copy(update={"dp": 1, "tp": 1, "ep": 1})
-
-        @property
-        def updates_per_batch(self) -> int:
-            """Optimizer steps that a rollout batch is used for."""
-            return self.num_minibatches * self.num_epochs
-
-    def __init__(self, config: Config, model_path: str, objective: ObjectiveConfig) -> None:
+    def __init__(self, config: TorchConfig, model_path: str, objective: ObjectiveConfig) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.source = config, Path(model_path)
         config.layout.check(json.loads((self.source / "config.json").read_text()))
