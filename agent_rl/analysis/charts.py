@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from agent_rl.analysis.metric_lines import series
 from agent_rl.analysis.recorded import RecordedRun
 
 Chart = dict[str, Any]
@@ -160,7 +161,7 @@ def _curves(spec: Curves, runs: Sequence[RecordedRun]) -> Chart:
     for position, run in enumerate(runs):
         rows = run.metrics()
         for figure, (key, label) in enumerate(spec.figures):
-            points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+            points = [p for p in series(rows, key) if isinstance(p[1], (int, float))]
             x, y = _thin([p for p in points if not spec.log or p[1] > 0])
             of_interest = figure == 0 or any(y)  # a lag of 0 is said; that no gate dropped a token is not
             if y and of_interest and not (key == "eval_pass" and _same_as_average(rows)):

@@ -45,7 +45,7 @@ class SGLangEngine(PartBase):
         if config.urls and worker_index >= len(config.urls):
             raise ValueError(
                 f"rollout.engine.urls names {len(config.urls)} servers, but worker {worker_index} needs one too; "
-                "give one address for each of rollout.num_workers"
+                "give one address for each of rollout.num_workers and eval.workers"
             )
         self._config, self._report_routing = config, report_routing
         self._shape = ModelShape.of(Path(model_path))

@@ -12,8 +12,9 @@ class SGLangConfig(PartConfig):
 
     type: Literal["sglang"] = "sglang"
     urls: list[str] = Field([])
-    """Addresses of running servers, one a rollout worker, each used by this run alone. They must see the paths of
-    the model and of the weights. Empty: every worker launches a server of its own and restarts it when it dies."""
+    """Addresses of running servers, one a rollout worker (those of `eval.workers` last), each used by this run alone.
+    They must see the paths of the model and of the weights. Empty: every worker launches a server of its own and
+    restarts it when it dies."""
     python: str = ".sglang/bin/python"
     """The interpreter that has SGLang; it lives in an environment of its own."""
     max_sequence_tokens: int = Field(32768, ge=2)
