@@ -25,7 +25,9 @@ def rows(outcomes: list[list[int]], first: int = 0) -> list[dict[str, Any]]:
 
 
 def write(path: Path, outcomes: list[list[int]], *overrides: str, first: int = 0) -> records.EvaluationRecord:
-    return records.write_record(path, quickstart(*overrides), 3, rows(outcomes, first))
+    record = records.record_of(quickstart(*overrides), 3, rows(outcomes, first))
+    records.write_record(path, record)
+    return record
 
 
 def test_a_record_reads_back_and_describes_itself(tmp_path: Path) -> None:

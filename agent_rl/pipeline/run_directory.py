@@ -45,7 +45,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(dump(config))
+        _write_whole(path / "config.yaml", dump(config))  # on a full disk the old one stays
         self._truncate(self.state.step)
         self.ledger = Ledger(path / "ledger.jsonl")
         self._tensorboard = _summary_writer(path / "tensorboard", self.state.step)
@@ -115,6 +115,12 @@ class RunDirectory:
 
     def close(self) -> None:
         self._tensorboard.close()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def _summary_writer(folder: Path, step: int) -> Any:
