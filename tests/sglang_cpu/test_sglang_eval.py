@@ -37,7 +37,6 @@ def test_a_server_is_evaluated_as_it_is_and_scores_as_its_weights_do(dense: Shar
         embedded = evaluate(str(TINY), tmp_path / "embedded")
     same = ["problem", "final_text", "outcome", "stop_reason", "num_turns", "num_tokens", "num_sampled"]
     assert served.select(same).equals(embedded.select(same)), "greedy: the same tokens from both engines"
-    assert served["num_turns"].max() > 1  # type: ignore[operator]
     assert httpx.get(f"{dense.url}/model_info").json()["weight_version"] == "theirs, 7"
     record = json.loads((tmp_path / "served" / "evaluation.json").read_text())
     assert record["model"] == str(TINY)
