@@ -107,9 +107,9 @@ class RunDirectory:
         temporary.rename(final)
         older = list_checkpoints(self.path)[:-keep]
         scores = {self.checkpoint(step): score for step, score in evaluations(read_metrics(self.path))}
-        if evaluating is not None:
-            scores[self.checkpoint(evaluating)] = math.inf
         best = sorted(scores.keys() & set(older), key=lambda path: scores[path])[-keep_best:] if keep_best else []
+        if keep_best and evaluating is not None:
+            best.append(self.checkpoint(evaluating))
         for old in set(older) - set(best):
             shutil.rmtree(old)
 
