@@ -1,6 +1,8 @@
 """An evaluation as a directory: what was asked, who answered, and each sample. Two of them compared."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,14 +82,16 @@ def record_of(
 def write_record(path: Path, record: EvaluationRecord) -> None:
     """Write an evaluation into the new directory `path`: `results.parquet` and `evaluation.json` with the scores.
 
-    Whole or not at all: of one that cannot be written nothing is left.
+    Whole or not at all: of one that cannot be written nothing is left. Raises `OSError`, with `path`, on a full disk.
     """
     path.mkdir(parents=True)
     try:
         pq.write_table(record.rows.to_arrow().cast(facts.EVALUATION), path / RESULTS, compression="zstd")
         (path / RECORD).write_text(json.dumps(_described(record), indent=2) + "\n")
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(path)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error  # pyarrow names no file
         raise
 
 

@@ -167,12 +167,12 @@ def test_a_disk_that_fills_up_between_checkpoints_costs_nothing_that_was_recorde
 ) -> None:
     """Tables, metrics and ledger find no room; nor does the resumed run, which leaves all as it was."""
     config = quickstart(*SMALL, "pipeline.type=sync", "checkpoint.keep=1")
-    with small_disk(tmp_path / "disk", "8m") as disk:
+    with small_disk(tmp_path / "disk", "24m") as disk:
 
         def fill(row: dict[str, Any]) -> None:
             if row["step"] == 2:
                 with contextlib.suppress(OSError):
-                    (disk / "filling").write_bytes(bytes(1 << 24))
+                    (disk / "filling").write_bytes(bytes(1 << 25))
 
         for resume in (False, True):
             with pytest.raises(OSError, match="No space left") as full:

@@ -95,4 +95,4 @@ def test_what_a_full_disk_has_no_room_for_leaves_nothing_and_is_one_sentence(
             records.write_record(disk / "evaluation", record)
         assert list(disk.iterdir()) == []
     assert ended.value.exit_code == 2
-    assert "is full" in capsys.readouterr().err
+    assert f"is full, at {tmp_path}/disk/evaluation; free some space" in capsys.readouterr().err.replace("\n", "")
