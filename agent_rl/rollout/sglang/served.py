@@ -79,11 +79,11 @@ def _another_model(served: ServedModel, directory: Path, theirs: str, ours: str)
 
 
 async def _knows(url: str, token_id: int) -> bool:
-    """Whether a token id is in the vocabulary of the server's model."""
+    """Whether a token id is in the vocabulary of the server's model. SGLang checks those whose log-prob is wanted."""
     client = Client(url)
+    body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
     try:
-        sampling = {"max_new_tokens": 1, "temperature": 0}
-        await client.post("/generate", {"input_ids": [token_id], "sampling_params": sampling}, _ANSWER_S)
+        await client.post("/generate", body | {"token_ids_logprob": [token_id]}, _ANSWER_S)
     except RefusedError:
         return False
     except EngineError as error:
