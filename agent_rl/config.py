@@ -55,6 +55,10 @@ class EvalConfig(Settings):
     """How tokens are drawn in evaluation; null draws them as in training."""
     every: int = Field(5, ge=0)
     """Optimizer steps between evaluations; 0 never evaluates. The last step is always evaluated otherwise."""
+    workers: int = Field(0, ge=0)
+    """Rollout workers for evaluation alone, beside `rollout.num_workers`: training goes on while they evaluate, and a
+    later line of metrics.jsonl has the figures, with `eval_step` and `eval_policy_version`. An evaluation that is due
+    waits for the one before. With 0 the workers of training evaluate, and each such step waits for it."""
 
 
 class BatchConfig(Settings):
@@ -218,11 +222,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _sessions_suffice(self) -> Self:
-        wanted = self.rollout.num_workers * self.rollout.max_concurrent_episodes
+        wanted = (self.rollout.num_workers + self.eval.workers) * self.rollout.max_concurrent_episodes
         if self.sandbox.url is None and wanted > self.sandbox.server.max_sessions:
             raise ValueError(
-                f"rollout.num_workers x max_concurrent_episodes is {wanted}, but the tool server has "
-                f"{self.sandbox.server.max_sessions} sessions; raise sandbox.server.max_sessions"
+                f"(rollout.num_workers + eval.workers) x max_concurrent_episodes is {wanted}, but the tool server "
+                f"has {self.sandbox.server.max_sessions} sessions; raise sandbox.server.max_sessions"
             )
         return self
 

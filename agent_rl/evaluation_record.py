@@ -1,6 +1,9 @@
 """An evaluation as a directory: what was asked, who answered, and each sample. Two of them compared."""
 
+import errno
 import json
+import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,23 @@ RESULTS, RECORD = "results.parquet", "evaluation.json"
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """`settings` is all that must be the same for two policies to be comparable; `rows` are `facts.EVALUATION`."""
+    """`settings` is all that must be the same for two policies to be comparable; `rows` are `facts.EVALUATION`.
+
+    `server`: of a running server that was evaluated as it was, its `url` and the `weight_version` that it named.
+    """
 
     model: str
     policy_version: int
     settings: dict[str, Any]
     rows: pl.DataFrame
+    server: dict[str, str] | None = None
+
+    @property
+    def policy(self) -> str:
+        """Who was evaluated, in words."""
+        if self.server is None:
+            return f"{self.model}, policy version {self.policy_version}"
+        return f"{self.model}, served at {self.server['url']} as weight version {self.server['weight_version']!r}"
 
     @property
     def scores(self) -> list[Score]:
@@ -52,21 +66,44 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def write_record(path: Path, config: RunConfig, policy_version: int, rows: list[dict[str, Any]]) -> EvaluationRecord:
-    """Write an evaluation into the new directory `path`: `results.parquet` and `evaluation.json` with the scores."""
+def record_of(
+    config: RunConfig,
+    policy_version: int,
+    rows: list[dict[str, Any]],
+    model: str | None = None,
+    server: dict[str, str] | None = None,
+) -> EvaluationRecord:
+    """An evaluation with `config`. `model`: what was evaluated, where that is not the config's `model.path`."""
+    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=facts.EVALUATION))
+    assert isinstance(frame, pl.DataFrame)
+    return EvaluationRecord(model or config.model.path, policy_version, settings_of(config), frame, server)
+
+
+def write_record(path: Path, record: EvaluationRecord) -> None:
+    """Write an evaluation into the new directory `path`: `results.parquet` and `evaluation.json` with the scores.
+
+    Whole or not at all: of one that cannot be written nothing is left. Raises `OSError`, with `path`, on a full disk.
+    """
     path.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=facts.EVALUATION), path / RESULTS, compression="zstd")
-    frame = pl.read_parquet(path / RESULTS)
-    record = EvaluationRecord(config.model.path, policy_version, settings_of(config), frame)
-    described = {
+    try:
+        pq.write_table(record.rows.to_arrow().cast(facts.EVALUATION), path / RESULTS, compression="zstd")
+        (path / RECORD).write_text(json.dumps(_described(record), indent=2) + "\n")
+    except BaseException as error:
+        shutil.rmtree(path)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error  # pyarrow names no file
+        raise
+
+
+def _described(record: EvaluationRecord) -> dict[str, Any]:
+    return {
         "model": record.model,
-        "policy_version": policy_version,
-        "num_failed": frame["failure"].count(),
+        "policy_version": record.policy_version,
+        **({"server": record.server} if record.server else {}),
+        "num_failed": record.rows["failure"].count(),
         "scores": [asdict(each) for each in record.scores],
         "settings": record.settings,
     }
-    (path / RECORD).write_text(json.dumps(described, indent=2) + "\n")
-    return record
 
 
 def read_record(path: Path) -> EvaluationRecord:
@@ -75,7 +112,9 @@ def read_record(path: Path) -> EvaluationRecord:
         raise ValueError(f"no evaluation in {str(path)!r}; name a directory that `agent-rl eval` wrote")
     described = json.loads((path / RECORD).read_text())
     frame = pl.read_parquet(path / RESULTS)
-    return EvaluationRecord(described["model"], described["policy_version"], described["settings"], frame)
+    return EvaluationRecord(
+        described["model"], described["policy_version"], described["settings"], frame, described.get("server")
+    )
 
 
 def differing_settings(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, tuple[Any, Any]]:

@@ -81,9 +81,10 @@ EVALUATION = pa.schema(
     ]
 )
 """One row for each problem × sample of an evaluation. `policy_version`: optimizer steps behind the weights that were
-sampled, 0 for a model that no run trained. `problem`: place in the held-out prompts. `messages`, `tags` and
-`reward_parts` are JSON. `final_text` is the last turn if the episode ended with an answer, `final_answer` what the
-reward read in it. Where the infrastructure broke the episode, `failure` says how and what it would have earned is null.
+sampled, 0 for a model that no run trained and for a server as it is. `problem`: place in the held-out prompts.
+`messages`, `tags` and `reward_parts` are JSON. `final_text` is the last turn if the episode ended with an answer,
+`final_answer` what the reward read in it. Where the infrastructure broke the episode, `failure` says how and what it
+would have earned is null.
 """
 
 TRAINING_FACTS = pa.schema(

@@ -25,7 +25,7 @@ from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_e
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.state import SERVED_WEIGHTS, RunState
 from agent_rl.pipeline.wandb_log import wandb_log
 from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
@@ -56,7 +56,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
     """
     checkpoint = newest_checkpoint(path) if resume else None
     if checkpoint:
-        _check_updates(path, RunState.load(checkpoint), config)
+        _check_resumed(path, RunState.load(checkpoint), config)
     prompts = prompts or checked_prompts(config)
     with lock(path), wandb_log(config, path, on_row) as on_row:
         for _ in range(MAX_RESTARTS):
@@ -69,7 +69,12 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
         return train_from(checkpoint, config, path, prompts, on_row)
 
 
-def _check_updates(path: Path, state: RunState, config: RunConfig) -> None:
+def _check_resumed(path: Path, state: RunState, config: RunConfig) -> None:
+    if state.evaluating is not None and not config.eval.workers:
+        raise ValueError(
+            f"{path} was evaluating version {state.evaluating * state.updates_per_batch} beside training and has to do "
+            "so again; set eval.workers to 1 or more"
+        )
     if state.updates_per_batch != config.updates_per_batch:
         raise ValueError(
             f"{path} made {state.updates_per_batch} updates of each batch, and the config now asks for "
@@ -91,6 +96,8 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
         controller = build_controller(config, plan, stages, directory, on_row)
+        if checkpoint:
+            controller.resume_evaluation(checkpoint)
         stack.enter_context(watch(config, stages, controller, path / "stacks"))
         with stop_on_interrupt(controller):
             controller.run()
@@ -128,15 +135,25 @@ def start_stages(
         .remote(config),
         channel=registry.build("weights", config.weights),
         check_tool_server=server.check,
+        eval_workers=start_workers(config, server, waves, placement, for_evaluation=True)
+        if config.eval.workers
+        else None,
     )
 
 
-def start_workers(config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE) -> WorkerPool:
+def start_workers(
+    config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE, for_evaluation: bool = False
+) -> WorkerPool:
+    """The workers of training or those for evaluation alone, whose places come after the others."""
     worker = ray.remote(RolloutWorker)
+    first = config.rollout.num_workers if for_evaluation else 0
 
     def start(place: int) -> Any:
-        return worker.options(**placement.worker(place)).remote(config, server.url, waves, server.token, place)
+        options = placement.worker(first + place)
+        return worker.options(**options).remote(config, server.url, waves, server.token, first + place)
 
+    if for_evaluation:
+        return WorkerPool(start, config.eval.workers, role="evaluation")
     return WorkerPool(start, config.rollout.num_workers)
 
 
@@ -145,7 +162,7 @@ def watch(config: RunConfig, stages: Stages, controller: Controller, stacks: Pat
     """Let a watchdog look at a run; with `policy: stop` the loop hears of a standstill where it waits."""
     check_tool_server = stages.check_tool_server
     watched = Watched(
-        workers=lambda: stages.workers.handles,
+        workers=lambda: stages.worker_handles,
         trainer=stages.trainer,
         step=lambda: controller.step,
         num_in_flight=lambda: len(controller.directory.ledger.in_flight),
@@ -202,7 +219,7 @@ def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: in
         ray.get(stages.trainer.load.remote(str(checkpoint)))
     ray.get(stages.trainer.publish.remote(str(channel.path(start))))
     if checkpoint and served != start:
-        channel.path(served).write_bytes((checkpoint / "served.safetensors").read_bytes())
+        channel.path(served).write_bytes((checkpoint / SERVED_WEIGHTS).read_bytes())
     stages.workers.serve(str(channel.path(served)), served * updates_per_batch)
 
 

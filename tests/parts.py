@@ -1,6 +1,7 @@
 """Parts of somebody else's, named by a dotted path: some know nothing of routing, some are slow."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from agent_rl.registry import PartBase, PartConfig
@@ -46,4 +47,18 @@ class TwoSpeedMath(MathReward):
     async def score(self, episode: FinishedEpisode) -> Score:
         if episode.prompt.tags["k"] > 1:
             await asyncio.sleep(self.config.delay_s)  # type: ignore[attr-defined]
+        return await super().score(episode)
+
+
+class GatedMath(MathReward):
+    """Chains of several steps are scored once the file `gate` is there: what holds them is over when a test says so."""
+
+    class Config(MathReward.Config):
+        type: str = "tests.parts.GatedMath"  # type: ignore[assignment]
+        gate: Path = Path("gate")
+
+    async def score(self, episode: FinishedEpisode) -> Score:
+        gate: Path = self.config.gate  # type: ignore[attr-defined]
+        while episode.prompt.tags["k"] > 1 and not gate.exists():
+            await asyncio.sleep(0.02)
         return await super().score(episode)

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from agent_rl import evaluation_record as records
 from agent_rl.cli import app
+from agent_rl.commands.console import one_sentence_errors
 from tests.configs import quickstart
+from tests.disks import small_disk
 
 RNG = np.random.default_rng(0)
 
@@ -25,7 +28,9 @@ def rows(outcomes: list[list[int]], first: int = 0) -> list[dict[str, Any]]:
 
 
 def write(path: Path, outcomes: list[list[int]], *overrides: str, first: int = 0) -> records.EvaluationRecord:
-    return records.write_record(path, quickstart(*overrides), 3, rows(outcomes, first))
+    record = records.record_of(quickstart(*overrides), 3, rows(outcomes, first))
+    records.write_record(path, record)
+    return record
 
 
 def test_a_record_reads_back_and_describes_itself(tmp_path: Path) -> None:
@@ -79,3 +84,15 @@ def test_the_command_refuses_different_settings_unless_forced(tmp_path: Path) ->
     assert forced.exit_code == 0, forced.output
     assert "compared although these settings differ: seed" in forced.output
     assert "avg@1" in forced.output
+
+
+def test_what_a_full_disk_has_no_room_for_leaves_nothing_and_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = records.record_of(quickstart(), 3, [row | {"messages": str(RNG.bytes(9000))} for row in rows([[1]] * 99)])
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        with pytest.raises(typer.Exit) as ended, one_sentence_errors():
+            records.write_record(disk / "evaluation", record)
+        assert list(disk.iterdir()) == []
+    assert ended.value.exit_code == 2
+    assert f"is full, at {tmp_path}/disk/evaluation; free some space" in capsys.readouterr().err.replace("\n", "")

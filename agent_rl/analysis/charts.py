@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from agent_rl.analysis.drawing import COLOURS, MOST_POINTS, Chart, framed, thin
+from agent_rl.analysis.metric_lines import series
 from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.analysis.stacked import budgets, shares
 
@@ -150,7 +151,7 @@ def _curves(spec: Curves, runs: Sequence[RecordedRun]) -> Chart:
     for position, run in enumerate(runs):
         rows = run.metrics()
         for figure, (key, label) in enumerate(spec.figures):
-            points = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+            points = [p for p in series(rows, key) if isinstance(p[1], (int, float))]
             x, y = thin([p for p in points if not spec.log or p[1] > 0])
             of_interest = figure == 0 or any(y)  # a lag of 0 is said; that no gate dropped a token is not
             if y and of_interest and not (key == "eval_pass" and _same_as_average(rows)):

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from agent_rl.analysis.collapse import collapse_index, mismatch_collapse_index
+from agent_rl.analysis.metric_lines import evaluations
 from agent_rl.analysis.recorded import RecordedRun
 
 _CONFIDENCE, _POWER = 0.95, 0.8
@@ -36,11 +37,6 @@ class FinishedRun:
 
 def read_run(directory: Path, arm: str, place: str, variant: str, seed: int) -> FinishedRun:
     return FinishedRun(arm, place, variant, seed, tuple(RecordedRun(directory).metrics()))
-
-
-def evaluations(rows: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(step, avg@k) of every evaluation among lines of metrics, in order."""
-    return [(row["step"], row["eval_avg"]) for row in rows if row.get("eval_avg") is not None]
 
 
 def per_run(runs: Sequence[FinishedRun]) -> pl.DataFrame:

@@ -8,6 +8,7 @@ import polars as pl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from agent_rl.analysis.metric_lines import series
 from agent_rl.analysis.tables import read_mismatch, read_rollout_facts
 
 _FEWEST_TOKENS = 100
@@ -29,7 +30,7 @@ def run_picture(run: Path, rows: list[dict[str, Any]], target: Path) -> None:
 
 
 def _column(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    points = series(rows, key)
     return [step for step, _ in points], [value for _, value in points]
 
 

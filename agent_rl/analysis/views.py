@@ -9,6 +9,7 @@ import polars as pl
 from agent_rl.analysis import tables
 from agent_rl.analysis.charts import charts
 from agent_rl.analysis.drawing import COLOURS
+from agent_rl.analysis.metric_lines import evaluations
 from agent_rl.analysis.recorded import RecordedRun
 
 _HIDDEN = {"table"}
@@ -48,7 +49,7 @@ def summary(run: RecordedRun) -> list[tuple[str, str]]:
     """(label, text) pairs: how far the run is, what it earned, and what it was."""
     rows = run.metrics()
     steps = [row for row in rows if row.get("reward_mean") is not None]
-    evals = [(row["step"], row["eval_avg"]) for row in rows if row.get("eval_avg") is not None]
+    evals = evaluations(rows)
     found = [("Optimizer steps", f"{len(steps)} of {run.num_steps or '?'}")]
     if steps:
         found.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))

@@ -26,7 +26,7 @@ def compare(
             raise ValueError(f"the settings differ: {said}; evaluate both alike, or compare anyway with --force")
         table = records.compare(first, second)
         for name, record in (("a", first), ("b", second)):
-            say(f"{name}: {record.model}, policy version {record.policy_version}")
+            say(f"{name}: {record.policy}")
         if differing:
             say(f"compared although these settings differ: {', '.join(differing)}")
         print_table(table, "")

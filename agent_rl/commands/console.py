@@ -1,5 +1,6 @@
 """What every command says: lines, tables, and one sentence for a user's mistake."""
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -46,6 +47,8 @@ def _from_ray(error: BaseException) -> bool:
 def _sentence(error: BaseException) -> str:
     """What to tell of an error. Where an actor died as it was made, Ray's text ends with the reason."""
     text = str(error).strip()
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"a disk that is written to is full{f', at {error.filename}' if error.filename else ''}; free some space"
     if not _from_ray(error):
         return text
     lines = text.splitlines()

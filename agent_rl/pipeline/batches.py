@@ -47,16 +47,17 @@ class BatchController(Controller):
 
         At step i: start sampling batch i + prefetch with the weights now served, train on batch i
         meanwhile, wait for both, then hand the new version to the engines. With prefetch 0 the two
-        follow each other. An evaluation that is due goes on beside them where the engines serve version i.
+        follow each other. An evaluation that is due goes on beside them where the engines serve version i, and
+        through later steps as well where it has workers of its own.
         Only whole steps happen, so between steps nothing is in flight but `ready`.
         """
         self._fill()
         while self.step < self.config.num_steps and not self.stop_requested:
             started = time.monotonic()
-            beside = self.schedule.prefetch > 0 and self.served == self.step
-            row = {} if beside else self._evaluate_if_due()
+            shared = self.beside is None and self.schedule.prefetch > 0 and self.served == self.step
+            row = {} if shared else self._evaluate_if_due()
             ahead = self._generate(self.step + self.schedule.prefetch)
-            evaluation = self._start_evaluation() if beside and self._evaluation_is_due() else None
+            evaluation = self._start_evaluation() if shared else None
             if self.schedule.prefetch == 0:
                 row |= self._collect(ahead)
             batch = self.ready.pop(self.step)

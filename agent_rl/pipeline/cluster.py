@@ -45,7 +45,7 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
     """The cluster at `ray.address` with places reserved there, or a Ray of this run's own on this machine."""
     ranks = config.num_trainer_ranks
     trainers = ranks + (ranks > 1)  # several processes stand behind one more
-    num_actors = config.rollout.num_workers + with_trainer * trainers
+    num_actors = _num_workers(config, with_trainer) + with_trainer * trainers
     gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus if ranks == 1 else 0.0)
     if config.ray.address is None:
         with local_ray(num_actors):
@@ -59,9 +59,14 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
             remove_placement_group(group)
 
 
+def _num_workers(config: RunConfig, with_trainer: bool) -> int:
+    """Those of evaluation stand after the others."""
+    return config.rollout.num_workers + with_trainer * config.eval.workers
+
+
 def _reserve(config: RunConfig, with_trainer: bool) -> Any:
     """Reserve a place for each actor. Raises `ValueError` if the cluster has no room, or weights cannot get there."""
-    workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(config.rollout.num_workers)]
+    workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(_num_workers(config, with_trainer))]
     ranks = config.num_trainer_ranks
     trainer = {"CPU": float(ranks + (ranks > 1)), "GPU": config.ray.trainer_gpus}
     wanted = [trainer] * with_trainer + workers

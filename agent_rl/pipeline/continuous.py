@@ -59,16 +59,17 @@ class ContinuousController(Controller):
 
         At step i: wait until the groups that step i must train on, and enough others, have arrived; train on them
         while further groups are issued and arrive; then push version i + 1 to the engines, which go on with their
-        episodes. An evaluation that is due runs beside; the push waits for it.
+        episodes. An evaluation that is due runs beside; the push waits for it unless it has workers of its own.
         """
         self._restore()
         while self.step < self.config.num_steps and not self.stop_requested:
             started = time.monotonic()
-            evaluation = self._start_evaluation() if self._evaluation_is_due() else None
+            row = self._evaluate_if_due() if self.beside else {}
+            evaluation = None if self.beside else self._start_evaluation()
             batch = self._take_batch()
             waited_s = time.monotonic() - started
             result = self._train(batch)
-            row = self._collect_evaluation(evaluation)
+            row |= self._collect_evaluation(evaluation)
             row |= self._broadcast(self.step + 1)
             self._record(row | self._figures(waited_s), batch, result, started)
             self.step += 1

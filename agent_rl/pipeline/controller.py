@@ -14,10 +14,10 @@ from ray.exceptions import RayActorError
 
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
-from agent_rl.pipeline.evaluation import collect_evaluation, start_evaluation
+from agent_rl.pipeline.evaluation import EvaluationBeside, collect_evaluation, start_evaluation
 from agent_rl.pipeline.figures import metrics_row, seconds_figures, training_rows
 from agent_rl.pipeline.run_directory import RunDirectory
-from agent_rl.pipeline.state import RunState
+from agent_rl.pipeline.state import EVALUATED_WEIGHTS, SERVED_WEIGHTS, RunState
 from agent_rl.pipeline.workers import Call, WorkerPool
 from agent_rl.records import Trajectory
 from agent_rl.rollout.episode import EpisodeTask
@@ -42,9 +42,18 @@ class Stages:
     channel: WeightChannel
     check_tool_server: Callable[[], None]
     """Called while the loop waits: restarts a tool server that the run owns and that has died."""
+    eval_workers: WorkerPool | None = None
+    """Workers of `eval.workers`, for evaluation alone."""
+
+    @property
+    def worker_handles(self) -> list[Any]:
+        """Ray handles of all workers, as they are now."""
+        return [*self.workers.handles, *(self.eval_workers.handles if self.eval_workers else [])]
 
     def close(self) -> None:
         self.workers.close()
+        if self.eval_workers:
+            self.eval_workers.close()
         ray.kill(self.trainer)
         self.channel.close()
 
@@ -66,6 +75,10 @@ class Controller(ABC):
         self.next_prompt = max(directory.ledger.issued, default=-1) + 1
         self.stop_requested = False
         self.saving: tuple[Path, int] | None = None
+        pool = stages.eval_workers
+        self.beside = EvaluationBeside(config, stages.eval_prompts, pool) if pool else None
+        self.unretired: int | None = None
+        """A version that nothing needs any more but the evaluation of it that is under way."""
 
     @abstractmethod
     def run(self) -> None:
@@ -117,11 +130,18 @@ class Controller(ABC):
             started = time.monotonic()
             self._serve(policy_version)
             times["update_weights_s"] = time.monotonic() - started
-            channel.retire(self.served)
+            self._retire(self.served)
             self.served = policy_version
         if policy_version - 1 != self.served:
-            channel.retire(policy_version - 1)
+            self._retire(policy_version - 1)
         return times
+
+    def _retire(self, policy_version: int) -> None:
+        """Forget a version's file; while the version is being evaluated, once that has ended."""
+        if self.beside and self.beside.step == policy_version:
+            self.unretired = policy_version
+        else:
+            self.stages.channel.retire(policy_version)
 
     def _is_served(self, policy_version: int) -> bool:
         """Whether engines get this version."""
@@ -135,9 +155,17 @@ class Controller(ABC):
         return bool(every) and (self.step % every == 0 or self.step == self.config.num_steps)
 
     def _evaluate_if_due(self) -> dict[str, Any]:
-        """Evaluate the newest version while nothing else goes on, whatever version is being served for rollouts."""
+        """Evaluate the newest version, whatever version is being served for rollouts.
+
+        On workers of its own that only begins here, and the figures are those of the evaluation before, if it was
+        still under way. Otherwise nothing else goes on meanwhile.
+        """
         if not self._evaluation_is_due():
             return {}
+        if self.beside:
+            figures = self._evaluated_beside(wait=True)
+            self.beside.start(self.step, self.stages.channel.path(self.step))
+            return figures
         started = time.monotonic()
         if self.served != self.step:
             self._serve(self.step)
@@ -146,7 +174,36 @@ class Controller(ABC):
             self._serve(self.served)
         return {**figures, "eval_s": time.monotonic() - started}
 
-    def _start_evaluation(self) -> list[Call]:
+    def _evaluated_beside(self, wait: bool) -> dict[str, Any]:
+        """Figures of the evaluation on workers of its own; none if it goes on and is not waited for."""
+        if self.beside is None or self.beside.step is None:
+            return {}
+        started = time.monotonic()
+        while not self.beside.has_ended(timeout=1.0 if wait else 0.0):
+            if not wait:
+                return {}
+            self.stages.check_tool_server()
+        step, results = self.beside.take()
+        if self.unretired is not None:
+            self.stages.channel.retire(self.unretired)
+            self.unretired = None
+        return {**self._write_evaluation(step, results), "eval_s": time.monotonic() - started}
+
+    def resume_evaluation(self, checkpoint: Path) -> None:
+        """Begin the evaluation again that was under way on workers of its own when `checkpoint` was written."""
+        if (step := self.directory.state.evaluating) is None:
+            return
+        assert self.beside is not None, "whoever resumes has seen that there are workers for it"
+        weights = self.stages.channel.path(step)
+        if step != self.served:
+            shutil.copyfile(checkpoint / EVALUATED_WEIGHTS, weights)
+            self.unretired = step
+        self.beside.start(step, weights)
+
+    def _start_evaluation(self) -> list[Call] | None:
+        """Start an evaluation that is due on the workers that sample for training."""
+        if not self._evaluation_is_due():
+            return None
         return start_evaluation(self.config, self.stages.eval_prompts, self.stages.workers)
 
     def _collect_evaluation(self, calls: list[Call] | None) -> dict[str, Any]:
@@ -154,14 +211,25 @@ class Controller(ABC):
         if calls is None:
             return {}
         started = time.monotonic()
-        evaluation = collect_evaluation(self.config, self.step * self.updates, self._results(calls))
-        self.directory.write_evaluation(self.step, evaluation.rows)
-        return {**evaluation.figures, "eval_s": time.monotonic() - started}
+        figures = self._write_evaluation(self.step, self._results(calls))
+        return {**figures, "eval_s": time.monotonic() - started}
+
+    def _write_evaluation(self, step: int, results: list[RolloutResult]) -> dict[str, Any]:
+        """Write the rows of an evaluation of the version of `step`; returns its figures."""
+        version = step * self.updates
+        trajectories = [episode.trajectory for result in results for episode in result.episodes]
+        sampled_at = {int(v) for t in trajectories for v in t.policy_versions[t.loss_mask]}
+        assert sampled_at <= {version}, f"the evaluation of version {version} was sampled at {sorted(sampled_at)}"
+        evaluation = collect_evaluation(self.config, version, results)
+        self.directory.write_evaluation(step, evaluation.rows)
+        return {"eval_step": step, **evaluation.figures}
 
     def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
         ledger = self.directory.ledger
         ledger.record("trained", self.step, sorted({trajectory.group_id for trajectory in batch}))
         self._check_ledger()
+        if "eval_step" not in row:  # else this line has one already, and the next has room
+            row |= self._evaluated_beside(wait=False)
         rows, self.dropped = [*training_rows(self.step, batch, result), *self.dropped], []
         self.directory.write_training(self.step, rows, result.mismatch)
         wall_s = time.monotonic() - started
@@ -179,7 +247,7 @@ class Controller(ABC):
             self.save()
 
     def save(self) -> None:
-        """Begin a checkpoint of the version just made, with the older weights that are still being served.
+        """Begin a checkpoint of the version just made, with older weights that are still being served or evaluated.
 
         It is written while the next step goes on, and counts once `_commit_checkpoint` has given it its name.
         """
@@ -187,8 +255,11 @@ class Controller(ABC):
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         self._trained([self.stages.trainer.begin_save.remote(str(temporary))])
-        shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
-        self.state(temporary).save(temporary)
+        shutil.copyfile(self.stages.channel.path(self.served), temporary / SERVED_WEIGHTS)
+        evaluating = self.beside.step if self.beside else None
+        if evaluating is not None:
+            shutil.copyfile(self.stages.channel.path(evaluating), temporary / EVALUATED_WEIGHTS)
+        self.state(temporary).model_copy(update={"evaluating": evaluating}).save(temporary)
         self.directory.ledger.sync()
         self.saving = temporary, self.step
 
@@ -205,14 +276,16 @@ class Controller(ABC):
             if path.is_file():
                 _sync(path)
         keep = self.config.checkpoint
-        self.directory.commit_checkpoint(temporary, step, keep.keep, keep.keep_best)
+        evaluating = self.beside.step if self.beside else None
+        self.directory.commit_checkpoint(temporary, step, keep.keep, keep.keep_best, evaluating)
 
     def _finish(self) -> None:
-        """A last line of metrics: what the final policy scores."""
-        if figures := self._evaluate_if_due():
-            row = {"step": self.step, "policy_version": self.step * self.updates, **figures}
-            self.directory.write_metrics(row)
-            self.on_row(row)
+        """Last lines of metrics: what an evaluation says that was still under way, and what the final policy scores."""
+        for figures in (self._evaluate_if_due(), self._evaluated_beside(wait=True)):
+            if figures:
+                row = {"step": self.step, "policy_version": self.step * self.updates, **figures}
+                self.directory.write_metrics(row)
+                self.on_row(row)
 
     def _trained(self, refs: list[Any]) -> list[Any]:
         """Results of calls to the trainer. Raises `TrainerDiedError` if it has."""

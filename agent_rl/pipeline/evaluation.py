@@ -2,6 +2,7 @@
 
 from collections.abc import Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -71,6 +72,41 @@ def collect_evaluation(config: RunConfig, policy_version: int, results: list[Rol
         "eval_failed": float(len(failed)),
     }
     return Evaluation(rows, figures)
+
+
+class EvaluationBeside:
+    """Evaluates one version at a time on workers of its own, while the loop that owns it goes on.
+
+    The file of that version must stay until the evaluation has ended: a worker that dies needs it again.
+    """
+
+    def __init__(self, config: RunConfig, prompts: PromptSource, workers: WorkerPool) -> None:
+        self.config, self.prompts, self.workers = config, prompts, workers
+        self.step: int | None = None
+        """The step whose version is under way; None while nothing is."""
+        self._calls: list[Call] = []
+        self._results: dict[Call, RolloutResult] = {}
+
+    def start(self, step: int, weights: Path) -> None:
+        """Evaluate the version of `step`, once the workers have loaded it; what was started before has been taken."""
+        assert self.step is None, f"the evaluation of step {self.step} is still under way"
+        self.workers.serve(str(weights), step * self.config.updates_per_batch)
+        self.step, self._results = step, {}
+        self._calls = start_evaluation(self.config, self.prompts, self.workers)
+
+    def has_ended(self, timeout: float) -> bool:
+        """Whether all episodes have ended, `timeout` seconds from now at the latest. Raises what one of them raised."""
+        left = [call for call in self._calls if call not in self._results]
+        for call in self.workers.ended(left, timeout=timeout) if left else []:
+            if (result := self.workers.result(call)) is not None:
+                self._results[call] = result
+        return len(self._results) == len(self._calls)
+
+    def take(self) -> tuple[int, list[RolloutResult]]:
+        """The step that was evaluated and what the workers returned; for an evaluation that has ended."""
+        assert self.step is not None
+        step, self.step = self.step, None
+        return step, [self._results[call] for call in self._calls]
 
 
 def table(rows: list[dict[str, Any]]) -> pl.DataFrame:

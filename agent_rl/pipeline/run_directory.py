@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl import facts
+from agent_rl.analysis.metric_lines import evaluations
 from agent_rl.config import RunConfig, dump
 from agent_rl.pipeline.jsonl import read_jsonl, rewrite_jsonl
 from agent_rl.pipeline.ledger import Ledger, truncate_ledger
@@ -44,7 +45,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(dump(config))
+        _write_whole(path / "config.yaml", dump(config))  # on a full disk the old one stays
         self._truncate(self.state.step)
         self.ledger = Ledger(path / "ledger.jsonl")
         self._tensorboard = _summary_writer(path / "tensorboard", self.state.step)
@@ -94,20 +95,32 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}"
 
-    def commit_checkpoint(self, temporary: Path, step: int, keep: int, keep_best: int = 0) -> None:
-        """Give a finished checkpoint its name; delete all but the newest `keep` and the `keep_best` best evaluated."""
+    def commit_checkpoint(
+        self, temporary: Path, step: int, keep: int, keep_best: int = 0, evaluating: int | None = None
+    ) -> None:
+        """Give a finished checkpoint its name; delete all but the newest `keep` and the `keep_best` best evaluated.
+
+        `evaluating`: the step whose evaluation is under way; it may turn out to be one of the best.
+        """
         final = self.checkpoint(step)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         older = list_checkpoints(self.path)[:-keep]
-        scores = {self.checkpoint(row["step"]): row["eval_avg"] for row in read_metrics(self.path)}
-        evaluated = [path for path in older if scores.get(path) is not None]
-        best = sorted(evaluated, key=lambda path: scores[path])[-keep_best:] if keep_best else []
+        scores = {self.checkpoint(step): score for step, score in evaluations(read_metrics(self.path))}
+        best = sorted(scores.keys() & set(older), key=lambda path: scores[path])[-keep_best:] if keep_best else []
+        if keep_best and evaluating is not None:
+            best.append(self.checkpoint(evaluating))
         for old in set(older) - set(best):
             shutil.rmtree(old)
 
     def close(self) -> None:
         self._tensorboard.close()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def _summary_writer(folder: Path, step: int) -> Any:

@@ -7,6 +7,8 @@ from typing import Self
 from agent_rl.settings import Settings, check
 
 FILE = "state.json"
+SERVED_WEIGHTS = "served.safetensors"
+EVALUATED_WEIGHTS = "evaluated.safetensors"
 
 
 class RunState(Settings):
@@ -22,6 +24,8 @@ class RunState(Settings):
     """Of `fully_async`: the groups that are issued and not trained, with the policy version at their issue."""
     arrived: list[int] = []  # noqa: RUF012
     """Those of `versions` that are sampled, in the order of their arrival. The others are issued again."""
+    evaluating: int | None = None
+    """The step whose version was being evaluated on workers of its own; it is evaluated again on resuming."""
     ramps: tuple[tuple[int, int], ...] = ((0, 0),)
     """See `Schedule.ramps`."""
 

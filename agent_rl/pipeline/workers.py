@@ -43,6 +43,8 @@ class WorkerPool:
     start: Callable[[int], Any]
     """Starts the worker of a place and returns its handle."""
     size: int
+    role: str = "rollout"
+    """What they are for, in messages."""
     handles: list[Any] = field(init=False)
     served: tuple[str, int] | None = None
     num_restarts: int = 0
@@ -122,7 +124,7 @@ class WorkerPool:
         if self.num_restarts == MAX_RESTARTS:
             raise death
         self.num_restarts += 1
-        print(f"rollout worker {place} died; starting another, its episodes are issued again", file=sys.stderr)
+        print(f"{self.role} worker {place} died; starting another, its episodes are issued again", file=sys.stderr)
         ray.kill(dead)
         self.handles[place] = self.start(place)
         if self.served is not None:
@@ -132,7 +134,7 @@ class WorkerPool:
                 self._replace(place, self.handles[place], again)
             except GetTimeoutError:
                 raise ValueError(
-                    f"no rollout worker could be started in {_START_S:.0f} s in the place of one that died; "
+                    f"no {self.role} worker could be started in {_START_S:.0f} s in the place of one that died; "
                     "see that the cluster has a free CPU, then resume the run"
                 ) from None
 

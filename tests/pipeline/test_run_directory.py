@@ -63,11 +63,20 @@ def test_a_figure_that_is_not_a_number_is_null(tmp_path: Path) -> None:
 
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, quickstart())
-    for step, score in enumerate([0.1, 0.9, None, 0.4, 0.2]):
+    for step, score in enumerate([0.1, 0.9, None, 0.4, None]):
         temporary = directory.checkpoint(step).with_suffix(".tmp")
         temporary.mkdir(parents=True)
         directory.commit_checkpoint(temporary, step, keep=1, keep_best=2)
         directory.write_metrics({"step": step, "eval_avg": score})
-    (directory.checkpoint(5).with_suffix(".tmp")).mkdir()  # a crash in the middle of a save
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000001", "step-000003", "step-000004"]
+    for step, evaluating in ((5, 4), (6, 4), (7, None)):  # of 4 the score comes late, by the line of step 6
+        temporary = directory.checkpoint(step).with_suffix(".tmp")
+        temporary.mkdir()
+        directory.commit_checkpoint(temporary, step, keep=1, keep_best=2, evaluating=evaluating)
+        late = {"eval_step": 4, "eval_avg": 0.8} if step == 6 else {}
+        directory.write_metrics({"step": step, **late})
+        kept = ["step-000001", "step-000003"] if step < 7 else ["step-000001"]
+        assert [path.name for path in list_checkpoints(tmp_path)] == [*kept, "step-000004", f"step-{step:06d}"]
+    (directory.checkpoint(5).with_suffix(".tmp")).mkdir()  # a crash in the middle of a save
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000001", "step-000004", "step-000007"]
     directory.close()

@@ -42,10 +42,13 @@ class SGLangEngine(PartBase):
     def __init__(
         self, config: SGLangConfig, model_path: str, worker_index: int = 0, report_routing: bool = False
     ) -> None:
-        if config.urls and worker_index >= len(config.urls):
+        shared = config.as_served is not None
+        if shared and not config.urls:
+            raise ValueError("rollout.engine.as_served needs servers that run; give their addresses as urls")
+        if config.urls and worker_index >= len(config.urls) and not shared:
             raise ValueError(
                 f"rollout.engine.urls names {len(config.urls)} servers, but worker {worker_index} needs one too; "
-                "give one address for each of rollout.num_workers"
+                "give one address for each of rollout.num_workers and eval.workers"
             )
         self._config, self._report_routing = config, report_routing
         self._shape = ModelShape.of(Path(model_path))
@@ -54,7 +57,7 @@ class SGLangEngine(PartBase):
                 f"rollout.engine.max_sequence_tokens is {config.max_sequence_tokens}, but the model has "
                 f"{self._shape.max_positions} positions; lower it"
             )
-        self._versions = VersionLabels(secrets.token_hex(4))
+        self._versions = VersionLabels(secrets.token_hex(4), config.as_served)
         self._server = Supervisor(config, Path(model_path), worker_index, report_routing, self._versions)
         self._tasks: dict[int, asyncio.Task[Completion]] = {}
         self._failures: dict[asyncio.Task[Completion], Exception] = {}

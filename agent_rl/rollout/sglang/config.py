@@ -12,8 +12,12 @@ class SGLangConfig(PartConfig):
 
     type: Literal["sglang"] = "sglang"
     urls: list[str] = Field([])
-    """Addresses of running servers, one a rollout worker, each used by this run alone. They must see the paths of
-    the model and of the weights. Empty: every worker launches a server of its own and restarts it when it dies."""
+    """Addresses of running servers, one a rollout worker (those of `eval.workers` last), each used by this run alone.
+    They must see the paths of the model and of the weights. Empty: every worker launches a server of its own and
+    restarts it when it dies."""
+    as_served: str | None = None
+    """The weight version that the servers at `urls` have and keep: nothing is loaded into them, tokens of other weights
+    are an error, and workers may share a server. `agent-rl eval http://…` sets this."""
     python: str = ".sglang/bin/python"
     """The interpreter that has SGLang; it lives in an environment of its own."""
     max_sequence_tokens: int = Field(32768, ge=2)

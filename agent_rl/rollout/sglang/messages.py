@@ -116,27 +116,44 @@ def _routed_experts(meta: dict[str, Any], body: dict[str, Any], count: int, shap
 
 class VersionLabels:
     """Policy versions as the server's weight versions: with a tag of this engine's own, so that weights which
-    someone else has put there are not taken for ours."""
+    someone else has put there are not taken for ours.
 
-    def __init__(self, tag: str) -> None:
+    `as_served`: the weight version of a server that is taken as it is, which is version 0 then, and the only one.
+    """
+
+    def __init__(self, tag: str, as_served: str | None = None) -> None:
         self._prefix = f"{tag}-"
+        self._as_served = as_served
 
     def of(self, policy_version: int) -> str:
         return f"{self._prefix}{policy_version}"
 
     def per_token(self, meta: dict[str, Any], count: int) -> IntArray:
-        """The policy version of each of `count` tokens, int32 [count]. Raises `EngineError` for a foreign one."""
+        """The policy version of each of `count` tokens, int32 [count]. Raises `EngineError` for a foreign one.
+
+        Raises `ValueError` if the weights of a server that is taken as it is have changed.
+        """
         whole = [{"version": meta["weight_version"], "start": 0, "end": count}]
         versions = np.full(count, -1, np.int32)
         for span in meta.get("weight_versions") or whole:
-            label = str(span["version"])
-            number = label.removeprefix(self._prefix)
-            if not label.startswith(self._prefix) or not number.isdigit():
-                raise EngineError(f"the server stamped tokens {label!r}, which are weights that this run did not load")
-            versions[span["start"] : span["end"]] = int(number)
+            versions[span["start"] : span["end"]] = self._number(str(span["version"]))
         if count and versions.min() < 0:
             raise EngineError("the server left sampled tokens without a weight version")
         return versions
+
+    def _number(self, label: str) -> int:
+        """The policy version that a weight version stands for."""
+        if self._as_served is not None:
+            if label != self._as_served:
+                raise ValueError(
+                    f"the server's weights changed from version {self._as_served!r} to {label!r} under the evaluation; "
+                    "evaluate it while nobody updates it"
+                )
+            return 0
+        number = label.removeprefix(self._prefix)
+        if not label.startswith(self._prefix) or not number.isdigit():
+            raise EngineError(f"the server stamped tokens {label!r}, which are weights that this run did not load")
+        return int(number)
 
 
 def joined(parts: list[Part]) -> Completion:

@@ -84,6 +84,10 @@ class Supervisor:
         A server that dies over it is started again, with the new weights. Raises `ValueError`, with the reason and the
         old weights in place, if they are not of this model or the server refuses them.
         """
+        if self.config.as_served is not None:
+            raise ValueError(
+                "with rollout.engine.as_served nothing is loaded into the servers; set it to null to train"
+            )
         if self._shapes:
             check_shapes(shapes_of(weights), self._shapes, weights)
         await self.ready()
@@ -130,11 +134,13 @@ class Supervisor:
 
     async def _attempt(self, deadline: float) -> Client | None:
         """One attempt at a server; None if it fails in a way that another attempt may mend."""
-        client = Client(self.config.urls[self._worker_index] if self.config.urls else self._launch())
+        urls = self.config.urls
+        client = Client(urls[self._worker_index % len(urls)] if urls else self._launch())
         try:
             await self._answering(client, deadline)
             await check_server(client, self.config, self._report_routing)
-            if self.config.urls or (self._weights, self.policy_version) != (self.model_path, 0):
+            foreign = self.config.urls and self.config.as_served is None  # with whatever weights someone gave it
+            if foreign or (self._weights, self.policy_version) != (self.model_path, 0):
                 await self._update(client, "retract")
             return client
         except RefusedError as refusal:
