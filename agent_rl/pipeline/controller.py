@@ -43,10 +43,14 @@ class Stages:
     check_tool_server: Callable[[], None]
     """Called while the loop waits: restarts a tool server that the run owns and that has died."""
 
+    def serve(self, version: int, updates: int) -> None:
+        """Let all engines serve a version that the channel keeps; `updates`: policy versions a version."""
+        self.workers.serve(lambda: self.channel.for_all(version), version * updates, self.channel.together)
+
     def close(self) -> None:
         self.workers.close()
-        ray.kill(self.trainer)
         self.channel.close()
+        ray.kill(self.trainer)
 
 
 class Controller(ABC):
@@ -109,9 +113,9 @@ class Controller(ABC):
         return self.stages.trainer.train.remote(batch, self.step * self.updates)
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """The trainer writes the new version; when it is due, engines load it. Returns seconds of each."""
+        """The channel keeps the new version; when it is due, engines load it. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
-        self._trained([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
+        self._trained(channel.publish(policy_version))
         times = {"publish_s": time.monotonic() - started}
         if self._is_served(policy_version):
             started = time.monotonic()
@@ -128,7 +132,7 @@ class Controller(ABC):
         return True
 
     def _serve(self, policy_version: int) -> None:
-        self.stages.workers.serve(str(self.stages.channel.path(policy_version)), policy_version * self.updates)
+        self.stages.serve(policy_version, self.updates)
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
@@ -187,7 +191,7 @@ class Controller(ABC):
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         self._trained([self.stages.trainer.begin_save.remote(str(temporary))])
-        shutil.copyfile(self.stages.channel.path(self.served), temporary / "served.safetensors")
+        self._trained(self.stages.channel.save(self.served, temporary / "served.safetensors"))
         self.state(temporary).save(temporary)
         self.directory.ledger.sync()
         self.saving = temporary, self.step

@@ -14,6 +14,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
 from agent_rl.rollout.live_engine import LiveEngine, Update
+from agent_rl.weights.base import WeightFile
 from tests.rollout.engine_conformance import Subject, prompts_of, reference_logprobs, reference_model, reference_routing
 
 CONTEXT = 128
@@ -45,7 +46,7 @@ def updated_once(subject: Subject, update: Update, prompts: list[IntArray]) -> l
         calls = [asyncio.create_task(engine.generate(i, p, PARAMS, 0)) for i, p in enumerate(prompts)]
         for _ in range(12):
             await asyncio.sleep(0)
-        await engine.update_weights(subject.other_weights, 3)
+        await engine.update_weights(WeightFile(Path(subject.other_weights)), 3)
         assert engine.policy_version == 3
         found = await asyncio.gather(*calls)
         await engine.close()
@@ -102,7 +103,7 @@ def test_draining_ends_what_runs_and_starts_nothing(subject: Subject) -> None:
     async def body(engine: LiveEngine) -> list[Completion]:
         running = [asyncio.create_task(engine.generate(i, prompts[i], PARAMS)) for i in range(2)]
         await asyncio.sleep(0.01)
-        update = asyncio.create_task(engine.update_weights(subject.other_weights, 3))
+        update = asyncio.create_task(engine.update_weights(WeightFile(Path(subject.other_weights)), 3))
         await asyncio.sleep(0)
         late = asyncio.create_task(engine.generate(2, prompts[2], PARAMS))
         await update
@@ -119,7 +120,7 @@ def test_an_update_that_fails_lets_generations_go_on(subject: Subject, tmp_path:
 
     async def body(engine: LiveEngine) -> list[Completion]:
         with pytest.raises(Exception, match=r"safetensors|header|invalid"):
-            await engine.update_weights(str(tmp_path / "wrong.safetensors"), 1)
+            await engine.update_weights(WeightFile(tmp_path / "wrong.safetensors"), 1)
         return [await engine.generate(0, prompts_of(reference_model(subject), [4])[0], PARAMS)]
 
     assert set(run(subject, "drain", body)[0].policy_versions.tolist()) == {0}
