@@ -46,7 +46,7 @@ class Distributed(PartBase):
 
     def __init__(self, config: Config, trainer: Any, num_workers: int, engine: Any) -> None:
         self._config, self._trainer = config, trainer
-        self._backend = "gloo" if config.backend == "auto" and engine.type == "embedded" else config.backend
+        self._backend = "gloo" if engine.type == "embedded" else config.backend
         self._num_workers, self._num_ranks = num_workers, int(getattr(engine, "tp_size", 1))
         self._folder = ""
         self._sending: Any = None
@@ -67,6 +67,8 @@ class Distributed(PartBase):
     def weights(self, policy_version: int) -> WeightBroadcast:
         path, config = self._path(policy_version), self._config
         buckets = self._answer("plan", path, int(config.bucket_mb * (1 << 20)))
+        if self._backend == "auto":
+            self._backend = self._answer("backend")
         ranks = (self._num_workers, self._num_ranks)
         return WeightBroadcast(self._trainer, path, buckets, *ranks, self._backend, config.timeout_s)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from agent_rl.records import Completion, IntArray, SamplingParams
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.engines.sglang import SGLangEngine
+from agent_rl.rollout.live_engine import LiveEngine
 from agent_rl.run import local_ray
 from agent_rl.weights.base import WeightFile, Weights
 from tests.rollout.engine_conformance import SHORT, UPDATES, Subject, prompts_of, reference_logprobs, reference_model
@@ -102,6 +103,26 @@ def test_in_place_records_both_versions_and_later_requests_see_no_old_entries(de
         np.testing.assert_allclose(later.behavior_logprobs, expected, atol=1e-4)
 
     run(engine_on(dense.url, dense.model, on_update="in_place"), body)
+
+
+def test_an_interrupted_generation_goes_on_with_the_new_weights(files: Subject) -> None:
+    """As one completion to its caller, whose first tokens are of the old weights."""
+    models = {0: reference_model(files), 5: reference_model(files, updated=True)}
+    prompt = prompts_of(models[0], [30])[0]
+
+    async def body(engine: SGLangEngine) -> None:
+        live = LiveEngine(engine, "abort")
+        task = asyncio.create_task(live.generate(0, prompt, LONG))
+        await live.generate(1, prompt, SHORT)
+        await live.update_weights(files.others(5), 5)
+        completion = await task
+        assert len(completion.token_ids) == LONG.max_new_tokens
+        assert set(completion.policy_versions.tolist()) == {0, 5}
+        for version, model in models.items():
+            fit = np.abs(completion.behavior_logprobs - reference_logprobs(model, prompt, completion, 0.7))
+            assert fit[completion.policy_versions == version].max() < 1e-4
+
+    run(files.make(), body)  # type: ignore[arg-type]
 
 
 def test_drain_lets_running_requests_end_with_the_weights_they_began_with(dense: Shared, files: Subject) -> None:

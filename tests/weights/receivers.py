@@ -1,6 +1,7 @@
 """A trainer and engines that are nothing but the two ends of a weight channel: real actors, groups and objects."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,10 @@ class Source:
     def weights(self, method: str, *arguments: Any) -> Any:
         return getattr(self.keeper, method)(*arguments)
 
+    def sleep(self, seconds: float) -> None:
+        """Be busy, as a trainer is that trains."""
+        time.sleep(seconds)
+
     def process_id(self) -> int:
         return os.getpid()
 
@@ -64,9 +69,9 @@ class Receiver:
         return self.seat.group_name
 
 
-def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path) -> Any:
+def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path, timeout_s: float = 60.0) -> Any:
     own: dict[str, Any] = {"disk": {"directory": str(directory)}, "shared_memory": {}}.get(kind, {"bucket_mb": 0.1})
-    own |= {"timeout_s": 60.0} if kind == "distributed" else {}
+    own |= {"timeout_s": timeout_s} if kind == "distributed" else {}
     config = PartKind("weights").parse({"type": kind, **own})
     engine = SimpleNamespace(type="embedded")
     return registry.build("weights", config, trainer=trainer, num_workers=num_workers, engine=engine)

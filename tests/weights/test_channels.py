@@ -95,7 +95,8 @@ def test_a_broadcast_that_an_engine_dies_in_still_reaches_the_others(
     ray.get(source.become.remote(0))
     ray.get(channel.publish(0))
     expected = sum_of(0)
-    assert answers_of(engines, channel.for_all(0)) == [expected] * 2
+    for _ in range(2):  # engines of earlier tests may have to meet first
+        assert answers_of(engines, channel.for_all(0)) == [expected] * 2
     group = ray.get(engines[0].group.remote())
     assert answers_of(engines, channel.for_all(0)) == [expected] * 2
     assert ray.get(engines[0].group.remote()) == group, "the group is kept"
@@ -107,18 +108,28 @@ def test_a_broadcast_that_an_engine_dies_in_still_reaches_the_others(
     channel.close()
 
 
-@pytest.mark.parametrize("kind", ["distributed", "tensor"])
-def test_weights_that_went_with_their_trainer_are_said_to_be_lost(
-    kind: str, engines: list[Any], tmp_path: Path
-) -> None:
+def test_weights_that_went_with_their_trainer_are_said_to_be_lost(engines: list[Any], tmp_path: Path) -> None:
     trainer = ray.remote(Source).remote()
-    channel: WeightChannel = channel_of(kind, trainer, 1, tmp_path)
+    channel: WeightChannel = channel_of("distributed", trainer, 1, tmp_path)
     ray.get(channel.publish(0))
     given = channel.for_all(0)
     assert answers_of(engines[:1], given) == [sum_of(0)]
     ray.kill(trainer)
     with pytest.raises(WeightsLostError):
         answers_of(engines[:1], given.again())
+    with pytest.raises(WeightsLostError):
+        channel.for_all(0)
+
+
+def test_a_trainer_that_is_busy_is_waited_for(source: Any, engines: list[Any], tmp_path: Path) -> None:
+    """Longer than ranks wait for each other: nobody joins a group before the trainer has begun to send."""
+    channel = channel_of("distributed", source, 2, tmp_path, timeout_s=5.0)
+    ray.get(source.become.remote(2))
+    ray.get(channel.publish(2))
+    given = channel.weights(2)
+    source.sleep.remote(8.0)
+    assert answers_of(engines, given) == [sum_of(2)] * 2
+    channel.close()
 
 
 def test_buckets_hold_whole_tensors_of_about_the_size_asked_for(tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ class Loading:
         if weights.meeting is not None and weights.is_for(self._group):
             await self._receive_at(weights.meeting, 1 + self._worker_index * self._config.tp_size, weights, stamp)
             return
-        meeting, sending = await weights.ask(self._worker_index)
-        await self._receive_at(meeting, 1, weights, stamp)
-        await weights.end(meeting, sending)
+        asked = await weights.ask(self._worker_index)
+        await self._receive_at(asked.meeting, 1, weights, stamp)
         await self._leave()
+        await asked.end()
 
     async def _receive_at(self, meeting: Meeting, rank: int, weights: WeightBroadcast, stamp: dict[str, Any]) -> None:
         if meeting.name != self._group:

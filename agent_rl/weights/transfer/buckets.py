@@ -28,7 +28,7 @@ class Bucket:
         data = torch.empty(self.size, dtype=torch.uint8)
         with path.open("rb") as file:
             file.seek(self.begin)
-            got = file.readinto(memoryview(data.numpy()))
+            got = file.readinto(data.numpy().data)
         assert got == self.size, f"{path} is cut short"
         return data
 

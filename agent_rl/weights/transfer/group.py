@@ -14,7 +14,11 @@ from torch.distributed.distributed_c10d import Backend, _new_process_group_helpe
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where `size` ranks meet, of which the sender is rank 0. `is_new`: the group is still to be joined."""
+    """Where `size` ranks meet, of which the sender is rank 0.
+
+    `is_new`: the group is still to be joined. `leaves_all`: an engine of the group of all meets the sender here, since
+    it is in that group no more.
+    """
 
     name: str
     host: str
@@ -23,6 +27,7 @@ class Meeting:
     backend: str
     timeout_s: float
     is_new: bool = True
+    leaves_all: bool = False
 
 
 class Group:
@@ -34,7 +39,7 @@ class Group:
     def __init__(self, meeting: Meeting, rank: int, store: TCPStore | None = None) -> None:
         timeout = timedelta(seconds=meeting.timeout_s)
         self.name = meeting.name
-        self._store = store or TCPStore(meeting.host, meeting.port, timeout=timeout, wait_for_workers=False)
+        self._store = store or connect(meeting)
         self._group: Any
         self._group, _ = _new_process_group_helper(
             meeting.size,
@@ -79,9 +84,17 @@ class Seat:
             self._group = None
 
 
-def open_meeting(host: str, size: int, backend: str, timeout_s: float) -> tuple[Meeting, TCPStore]:
+def connect(meeting: Meeting) -> TCPStore:
+    """What those who meet there agree by."""
+    return TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=meeting.timeout_s), wait_for_workers=False)
+
+
+def open_meeting(
+    host: str, size: int, backend: str, timeout_s: float, leaves_all: bool = False
+) -> tuple[Meeting, TCPStore]:
     """A place to meet at this machine, and what listens there for as long as it is held."""
     store = TCPStore(
         host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, use_libuv=True
     )
-    return Meeting(f"weights-{secrets.token_hex(6)}", host, store.port, size, backend, timeout_s), store
+    name = f"weights-{secrets.token_hex(6)}"
+    return Meeting(name, host, store.port, size, backend, timeout_s, leaves_all=leaves_all), store

@@ -5,14 +5,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import ray
 import torch
 from ray.exceptions import RayError
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from agent_rl.weights.base import Shapes, WeightsLostError
 from agent_rl.weights.transfer.buckets import Bucket
-from agent_rl.weights.transfer.group import Group, Meeting, Seat
-from agent_rl.weights.transfer.keeper import StoredBuckets
+from agent_rl.weights.transfer.group import Group, Meeting, Seat, open_meeting
+from agent_rl.weights.transfer.keeper import BEGUN, StoredBuckets
+
+_POLL_S = 0.02
 
 
 def _shapes(buckets: tuple[Bucket, ...]) -> Shapes:
@@ -79,15 +83,20 @@ class WeightBroadcast:
         """Whether an engine that is in the group of that name, or in none, receives what is sent to all."""
         return self.meeting is not None and (self.meeting.is_new or self.meeting.name == group)
 
-    async def ask(self, worker_index: int) -> tuple[Meeting, Any]:
-        """(where the trainer meets this engine alone, the call that sends). Waits until the trainer has time."""
-        place = (1 + self.num_ranks, self.backend, self.timeout_s)
-        method = "meet_one" if worker_index < self.num_workers else "meet_other"
-        try:
-            meeting: Meeting = await self.trainer.weights.remote(method, *place)
-        except RayError as error:
-            raise WeightsLostError(f"the trainer cannot be asked for weights: {error}") from None
-        return meeting, self.trainer.weights.remote("send", self.path, self.buckets, meeting)
+    async def ask(self, worker_index: int) -> "Asked":
+        """Ask the trainer to send this to one engine alone. Returns once it begins, however long it is busy before.
+
+        Raises `WeightsLostError` if it cannot.
+        """
+        leaves_all, host = worker_index < self.num_workers, ray.util.get_node_ip_address()
+        meeting, store = open_meeting(host, 1 + self.num_ranks, self.backend, self.timeout_s, leaves_all)
+        sending = self.trainer.weights.remote("send", self.path, self.buckets, meeting)
+        asked = Asked(self.trainer, meeting, store, sending)
+        while not store.check([BEGUN]):
+            if ray.wait([sending], timeout=0)[0]:
+                await asked.end()
+            await asyncio.sleep(_POLL_S)
+        return asked
 
     async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
         """What is sent to all; from the beginning and alone, where this engine has no part in that or it breaks."""
@@ -104,26 +113,39 @@ class WeightBroadcast:
             yield tensors
 
     async def _alone(self, worker_index: int) -> AsyncIterator[dict[str, Tensor]]:
-        meeting, sending = await self.ask(worker_index)
+        asked = await self.ask(worker_index)
         group: Group | None = None
         try:
-            group = await asyncio.to_thread(Group, meeting, 1)
+            group = await asyncio.to_thread(Group, asked.meeting, 1, asked.store)
             async for tensors in self._received(group):
                 yield tensors
-            await self.end(meeting, sending)
-        except (RayError, RuntimeError) as error:
+        except RuntimeError as error:
             raise WeightsLostError(f"the trainer did not send the weights: {error}") from None
         finally:
             if group is not None:
                 group.leave()
-
-    async def end(self, meeting: Meeting, sending: Any) -> None:
-        """All of what was asked for has been received: let the trainer part from the group. Raises what went wrong."""
-        await sending
-        self.trainer.weights.remote("leave", meeting.name)
+        await asked.end()
 
     async def _received(self, group: Group) -> AsyncIterator[dict[str, Tensor]]:
         for bucket in self.buckets:
             data = torch.empty(bucket.size, dtype=torch.uint8)
             await asyncio.to_thread(group.broadcast, data)
             yield bucket.tensors(data)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A version that is being sent to one engine, which meets the trainer alone. Hold `store` until the end."""
+
+    trainer: Any
+    meeting: Meeting
+    store: TCPStore
+    sending: Any
+
+    async def end(self) -> None:
+        """All has been received: the trainer may part from the group. Raises `WeightsLostError` if it had failed."""
+        try:
+            await self.sending
+        except RayError as error:
+            raise WeightsLostError(f"the trainer did not send the weights: {error}") from None
+        self.trainer.weights.remote("leave", self.meeting.name)

@@ -11,9 +11,11 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from agent_rl.weights.transfer.buckets import Bucket, head, plan
-from agent_rl.weights.transfer.group import Group, Meeting, open_meeting
+from agent_rl.weights.transfer.group import Group, Meeting, connect, open_meeting
 from agent_rl.weights.transfer.memory import make_folder
 
+BEGUN = "begun"
+"""What the sender writes where an engine waits for it alone."""
 CLOSE_S = 5.0
 """How long a run that ends waits for its trainer to free what it keeps; the next trainer on the machine does else."""
 
@@ -37,8 +39,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._stores: dict[str, TCPStore] = {}
-        """Of meetings at which nothing was sent yet."""
+        self._opened: TCPStore | None = None
+        """What listens where all engines meet."""
         self._groups: dict[str, Group] = {}
         self._meeting: Meeting | None = None
         """Where all engines meet; None before they have, and after an error there."""
@@ -71,40 +73,40 @@ class Keeper:
 
     def meet_all(self, size: int, backend: str, timeout_s: float) -> Meeting:
         """Where to send a version to all engines: the group that there is, or a new one."""
-        if self._meeting is not None and not self._somebody_left:
+        if self._meeting is not None and self._meeting.size == size and not self._somebody_left:
             return replace(self._meeting, is_new=False)
         if self._meeting is not None:
             self.leave(self._meeting.name)
-        self._meeting, self._somebody_left = self._open(size, backend, timeout_s), False
+        self._meeting, self._opened = open_meeting(ray.util.get_node_ip_address(), size, backend, timeout_s)
+        self._somebody_left = False
         return self._meeting
 
-    def meet_one(self, size: int, backend: str, timeout_s: float) -> Meeting:
-        """Where to send a version to one of all engines that asks for it by itself: it is in their group no more."""
-        self._somebody_left = True
-        return self.meet_other(size, backend, timeout_s)
-
-    def meet_other(self, size: int, backend: str, timeout_s: float) -> Meeting:
-        """Where to send a version to an engine that never is in the group of all."""
-        return self._open(size, backend, timeout_s)
-
-    def _open(self, size: int, backend: str, timeout_s: float) -> Meeting:
-        if backend == "auto":
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-        meeting, store = open_meeting(ray.util.get_node_ip_address(), size, backend, timeout_s)
-        self._stores[meeting.name] = store
-        return meeting
+    def backend(self) -> str:
+        """What is fastest here."""
+        return "nccl" if torch.cuda.is_available() else "gloo"
 
     def send(self, path: str, buckets: tuple[Bucket, ...], meeting: Meeting) -> None:
-        """Broadcast a version to those who meet there. Raises `RuntimeError` if one does not come or is lost."""
+        """Broadcast a version to those who meet there: all engines, or one that has asked for it and waits.
+
+        Raises `RuntimeError` if one does not come or is lost.
+        """
+        self._somebody_left = self._somebody_left or meeting.leaves_all
         try:
             if meeting.name not in self._groups:
-                self._groups[meeting.name] = Group(meeting, 0, self._stores.pop(meeting.name))
+                self._groups[meeting.name] = Group(meeting, 0, self._store(meeting))
             for bucket in buckets:
                 data = bucket.read(Path(path))
                 self._groups[meeting.name].broadcast(data.cuda() if meeting.backend == "nccl" else data)
         except BaseException:
             self.leave(meeting.name)  # those who are there hear of it at once
             raise
+
+    def _store(self, meeting: Meeting) -> TCPStore:
+        if self._meeting is not None and self._meeting.name == meeting.name and self._opened is not None:
+            return self._opened
+        store = connect(meeting)
+        store.set(BEGUN, "1")
+        return store
 
     def leave(self, name: str) -> None:
         """Part from a group; one that is unknown was left before."""
