@@ -54,7 +54,7 @@ class Loading:
             async for bucket, data in weights.data():
                 payloads = [shared(bucket, data) for _ in range(self._config.tp_size)]
                 body = {"serialized_named_tensors": payloads, "load_format": "flattened_bucket"}
-                is_last = bucket is weights.stored.buckets[-1]
+                is_last = bucket is weights.buckets[-1]
                 await self._post("/update_weights_from_tensor", body | (stamp if is_last else {"flush_cache": False}))
 
     async def _receive(self, weights: WeightBroadcast, stamp: dict[str, Any]) -> None:

@@ -32,12 +32,16 @@ class WeightObjects:
     def __str__(self) -> str:
         return "what the trainer published"
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self.stored.buckets
+
     def shapes(self) -> Shapes:
-        return _shapes(self.stored.buckets)
+        return _shapes(self.buckets)
 
     async def data(self) -> AsyncIterator[tuple[Bucket, Tensor]]:
         """Every bucket with its bytes. Raises `WeightsLostError` if the trainer, who owns them, is gone."""
-        for bucket, ref in zip(self.stored.buckets, self.stored.refs, strict=True):
+        for bucket, ref in zip(self.buckets, self.stored.refs, strict=True):
             try:
                 found = await ref
             except RayError as error:
