@@ -20,7 +20,7 @@ from agent_rl.run import local_ray
 from agent_rl.weights.base import WeightFile, Weights
 from tests.rollout.engine_conformance import SHORT, UPDATES, Subject, prompts_of, reference_logprobs, reference_model
 from tests.sglang_cpu.conftest import Shared
-from tests.sglang_cpu.servers import CONTEXT, cpu_config, engine_on, other_weights
+from tests.sglang_cpu.servers import CONTEXT, engine_on, other_weights
 from tests.weights.receivers import Source, channel_of
 
 LONG = SamplingParams(0.7, max_new_tokens=CONTEXT - 40, seed=1)
@@ -240,17 +240,3 @@ def test_a_server_that_was_lost_is_given_what_is_served(dense: Shared, subject: 
         await check_recovery(engine, subject, lose)
 
     run(subject.make(), body)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("subject", ["distributed"], indirect=True)
-def test_a_server_that_died_asks_for_a_broadcast_to_itself(dense: Shared, subject: Subject) -> None:
-    async def body(engine: SGLangEngine) -> None:
-        def lose() -> None:
-            assert engine._server.process is not None
-            assert engine._server.client is not None
-            engine._server.lose(engine._server.client)
-            assert not engine._server.process.alive
-
-        await check_recovery(engine, subject, lose)
-
-    run(SGLangEngine(cpu_config(), str(dense.model)), body)
