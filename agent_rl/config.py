@@ -192,6 +192,12 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _weights_reach_engines(self) -> Self:
+        if check_engine := getattr(self.weights, "check_engine", None):
+            check_engine(self.rollout.engine)
+        return self
+
+    @model_validator(mode="after")
     def _routing_can_be_replayed(self) -> Self:
         if not self.routing_replay:
             return self

@@ -33,7 +33,7 @@ from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
 from agent_rl.trainer.group import TrainGroup
 from agent_rl.trainer.worker import TrainWorker
-from agent_rl.weights.base import WeightChannel
+from agent_rl.weights.base import WeightsLostError
 
 OnRow = Callable[[dict[str, Any]], None]
 Prompts = tuple[PromptSource, PromptSource]
@@ -62,7 +62,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
         for _ in range(MAX_RESTARTS):
             try:
                 return train_from(checkpoint, config, path, prompts, on_row)
-            except TrainerDiedError:
+            except (TrainerDiedError, WeightsLostError):
                 checkpoint = next(reversed(list_checkpoints(path)), None)
                 where = checkpoint.name if checkpoint else "the start"
                 print(f"the trainer died; all of the run goes back to {where} and on from there", file=sys.stderr)
@@ -126,14 +126,20 @@ def start_stages(
     config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool, placement: Placement = ANYWHERE
 ) -> Stages:
     """Start the Ray actors of a run and build the rest. Close them when done."""
+    kind = TrainWorker if config.num_trainer_ranks == 1 else TrainGroup
+    trainer = ray.remote(kind).options(**placement.trainer()).remote(config)
     return Stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
         workers=start_workers(config, server, waves, placement),
-        trainer=ray.remote(TrainWorker if config.num_trainer_ranks == 1 else TrainGroup)
-        .options(**placement.trainer())
-        .remote(config),
-        channel=registry.build("weights", config.weights),
+        trainer=trainer,
+        channel=registry.build(
+            "weights",
+            config.weights,
+            trainer=trainer,
+            num_workers=config.rollout.num_workers,
+            engine=config.rollout.engine,
+        ),
         check_tool_server=server.check,
         eval_workers=start_workers(config, server, waves, placement, for_evaluation=True)
         if config.eval.workers
@@ -214,13 +220,12 @@ def lock(path: Path) -> Iterator[None]:
 
 def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int, updates_per_batch: int = 1) -> None:
     """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`."""
-    channel: WeightChannel = stages.channel
     if checkpoint:
         ray.get(stages.trainer.load.remote(str(checkpoint)))
-    ray.get(stages.trainer.publish.remote(str(channel.path(start))))
+    ray.get(stages.channel.publish(start))
     if checkpoint and served != start:
-        channel.path(served).write_bytes((checkpoint / SERVED_WEIGHTS).read_bytes())
-    stages.workers.serve(str(channel.path(served)), served * updates_per_batch)
+        ray.get(stages.channel.restore(served, checkpoint / SERVED_WEIGHTS))
+    stages.serve(served, updates_per_batch)
 
 
 def newest_checkpoint(path: Path) -> Path:

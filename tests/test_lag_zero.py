@@ -18,6 +18,7 @@ from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.trainer.engines.torch import TorchEngine
 from agent_rl.trainer.packing import pack
 from agent_rl.trainer.token_logprobs import token_logprobs
+from agent_rl.weights.base import WeightFile
 from tests.configs import quickstart
 from tests.mixtures import EXPERTS, masked_routers, save_mixture
 
@@ -28,7 +29,7 @@ def sample(config: RunConfig, tool_server: str, count: int = 24, weights: str | 
     async def run() -> list[Episode]:
         worker = RolloutWorker(config, tool_server, waves=False)
         if weights is not None:
-            await worker.update_weights(weights, 0)
+            await worker.update_weights(WeightFile(Path(weights)), 0)
         source = registry.build("prompts", config.prompts, 3)
         tasks = [EpisodeTask(source.prompt(i), i, i, config.seed) for i in range(count)]
         result = await worker.run(tasks)

@@ -86,7 +86,7 @@ def _reserve(config: RunConfig, with_trainer: bool) -> Any:
         remove_placement_group(group)
         raise ValueError(
             f"weights.type shared_memory reaches one machine, but the run is placed on {', '.join(sorted(used))}; "
-            "use weights: {type: disk, directory: …} on a disk that all of them see"
+            "use weights.type distributed or tensor, or {type: disk, directory: …} on a disk that all of them see"
         )
     return group
 

@@ -50,12 +50,16 @@ class Stages:
         """Ray handles of all workers, as they are now."""
         return [*self.workers.handles, *(self.eval_workers.handles if self.eval_workers else [])]
 
+    def serve(self, version: int, updates: int) -> None:
+        """Let all engines serve a version that the channel keeps; `updates`: policy versions a version."""
+        self.workers.serve(lambda: self.channel.for_all(version), version * updates, self.channel.together)
+
     def close(self) -> None:
         self.workers.close()
         if self.eval_workers:
             self.eval_workers.close()
-        ray.kill(self.trainer)
         self.channel.close()
+        ray.kill(self.trainer)
 
 
 class Controller(ABC):
@@ -122,9 +126,9 @@ class Controller(ABC):
         return self.stages.trainer.train.remote(batch, self.step * self.updates)
 
     def _broadcast(self, policy_version: int) -> dict[str, float]:
-        """The trainer writes the new version; when it is due, engines load it. Returns seconds of each."""
+        """The channel keeps the new version; when it is due, engines load it. Returns seconds of each."""
         channel, started = self.stages.channel, time.monotonic()
-        self._trained([self.stages.trainer.publish.remote(str(channel.path(policy_version)))])
+        self._trained(channel.publish(policy_version))
         times = {"publish_s": time.monotonic() - started}
         if self._is_served(policy_version):
             started = time.monotonic()
@@ -137,7 +141,7 @@ class Controller(ABC):
         return times
 
     def _retire(self, policy_version: int) -> None:
-        """Forget a version's file; while the version is being evaluated, once that has ended."""
+        """Forget a version; while the version is being evaluated, once that has ended."""
         if self.beside and self.beside.step == policy_version:
             self.unretired = policy_version
         else:
@@ -148,7 +152,7 @@ class Controller(ABC):
         return True
 
     def _serve(self, policy_version: int) -> None:
-        self.stages.workers.serve(str(self.stages.channel.path(policy_version)), policy_version * self.updates)
+        self.stages.serve(policy_version, self.updates)
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval.every
@@ -164,7 +168,7 @@ class Controller(ABC):
             return {}
         if self.beside:
             figures = self._evaluated_beside(wait=True)
-            self.beside.start(self.step, self.stages.channel.path(self.step))
+            self.beside.start(self.step, self.stages.channel.weights(self.step))
             return figures
         started = time.monotonic()
         if self.served != self.step:
@@ -194,11 +198,10 @@ class Controller(ABC):
         if (step := self.directory.state.evaluating) is None:
             return
         assert self.beside is not None, "whoever resumes has seen that there are workers for it"
-        weights = self.stages.channel.path(step)
         if step != self.served:
-            shutil.copyfile(checkpoint / EVALUATED_WEIGHTS, weights)
+            self._trained(self.stages.channel.restore(step, checkpoint / EVALUATED_WEIGHTS))
             self.unretired = step
-        self.beside.start(step, weights)
+        self.beside.start(step, self.stages.channel.weights(step))
 
     def _start_evaluation(self) -> list[Call] | None:
         """Start an evaluation that is due on the workers that sample for training."""
@@ -255,10 +258,10 @@ class Controller(ABC):
         temporary = self.directory.checkpoint(self.step).with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         self._trained([self.stages.trainer.begin_save.remote(str(temporary))])
-        shutil.copyfile(self.stages.channel.path(self.served), temporary / SERVED_WEIGHTS)
+        self._trained(self.stages.channel.save(self.served, temporary / SERVED_WEIGHTS))
         evaluating = self.beside.step if self.beside else None
         if evaluating is not None:
-            shutil.copyfile(self.stages.channel.path(evaluating), temporary / EVALUATED_WEIGHTS)
+            self._trained(self.stages.channel.save(evaluating, temporary / EVALUATED_WEIGHTS))
         self.state(temporary).model_copy(update={"evaluating": evaluating}).save(temporary)
         self.directory.ledger.sync()
         self.saving = temporary, self.step

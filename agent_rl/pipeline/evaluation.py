@@ -2,7 +2,6 @@
 
 from collections.abc import Sized
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -15,6 +14,7 @@ from agent_rl.pipeline.workers import Call, WorkerPool
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult
 from agent_rl.verifier.normal import normalise
+from agent_rl.weights.base import Weights
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def collect_evaluation(config: RunConfig, policy_version: int, results: list[Rol
 class EvaluationBeside:
     """Evaluates one version at a time on workers of its own, while the loop that owns it goes on.
 
-    The file of that version must stay until the evaluation has ended: a worker that dies needs it again.
+    That version must be kept until the evaluation has ended: a worker that dies needs it again.
     """
 
     def __init__(self, config: RunConfig, prompts: PromptSource, workers: WorkerPool) -> None:
@@ -87,10 +87,10 @@ class EvaluationBeside:
         self._calls: list[Call] = []
         self._results: dict[Call, RolloutResult] = {}
 
-    def start(self, step: int, weights: Path) -> None:
+    def start(self, step: int, weights: Weights) -> None:
         """Evaluate the version of `step`, once the workers have loaded it; what was started before has been taken."""
         assert self.step is None, f"the evaluation of step {self.step} is still under way"
-        self.workers.serve(str(weights), step * self.config.updates_per_batch)
+        self.workers.serve(lambda: weights, step * self.config.updates_per_batch)
         self.step, self._results = step, {}
         self._calls = start_evaluation(self.config, self.prompts, self.workers)
 

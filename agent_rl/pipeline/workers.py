@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, TaskCancell
 
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult
+from agent_rl.weights.base import Weights
 
 MAX_RESTARTS = 5
 """Deaths of workers, or of trainers, that one process of a run puts up with."""
@@ -46,7 +47,8 @@ class WorkerPool:
     role: str = "rollout"
     """What they are for, in messages."""
     handles: list[Any] = field(init=False)
-    served: tuple[str, int] | None = None
+    served: tuple[Weights, int] | None = None
+    """What a new worker is given, with its policy version."""
     num_restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -101,10 +103,20 @@ class WorkerPool:
         except (RayActorError, TaskCancelledError, GetTimeoutError):
             return
 
-    def serve(self, path: str, policy_version: int) -> None:
-        """Let every worker load the weights in `path` and serve them as `policy_version`."""
-        self.served = (path, policy_version)
-        sent = [(handle, handle.update_weights.remote(*self.served)) for handle in self.handles]
+    def serve(self, weights: Callable[[], Weights], policy_version: int, together: bool = False) -> None:
+        """Let every worker load what `weights` gives as `policy_version`.
+
+        `together`: that begins to be sent when `weights` is called, so all must be ready before.
+        """
+        if together:
+            self._all("ready")
+        given = weights()
+        self.served = (given.again(), policy_version)
+        self._all("update_weights", given, policy_version)
+
+    def _all(self, method: str, *arguments: Any) -> None:
+        """Call a method of every worker. One that has died is replaced, and serves what is served then."""
+        sent = [(handle, getattr(handle, method).remote(*arguments)) for handle in self.handles]
         for place, (handle, ref) in enumerate(sent):
             try:
                 ray.get(ref)

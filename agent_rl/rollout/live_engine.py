@@ -9,6 +9,7 @@ import numpy as np
 
 from agent_rl.records import Completion, FinishReason, IntArray, SamplingMask, SamplingParams
 from agent_rl.rollout.engines.base import Engine
+from agent_rl.weights.base import Weights
 
 Update = Literal["in_flight", "drain", "abort"]
 
@@ -64,14 +65,21 @@ class LiveEngine:
     def release(self, sequence_id: int) -> None:
         self.engine.release(sequence_id)
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
+    async def ready(self) -> None:
+        """As `Engine.ready`; what is to be drained has ended, and nothing starts before the weights have come."""
+        await self.engine.ready()
+        if self.update == "drain":
+            self._open.clear()
+            await self._idle.wait()
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
         self._open.clear()
         try:
             if self.update == "drain":
                 await self._idle.wait()
             elif self.update == "abort":
                 self.engine.interrupt()
-            await self.engine.update_weights(path, policy_version)
+            await self.engine.update_weights(weights, policy_version)
         finally:
             self._open.set()
 

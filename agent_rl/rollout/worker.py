@@ -17,6 +17,7 @@ from agent_rl.rollout.live_engine import LiveEngine
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.wave import WaveGate
 from agent_rl.stacks import dump_on_signal
+from agent_rl.weights.base import Weights
 from sandbox.base import SandboxError
 from sandbox.client import SandboxClient
 from tools.base import Tool, ToolError
@@ -151,9 +152,13 @@ class RolloutWorker:
                     raise error from None
                 await asyncio.sleep(0.5)
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
+    async def ready(self) -> None:
+        """Return once the engine would take weights at once; `update_weights` follows."""
+        await self.engine.ready()
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
         with self.activity.pushing():
-            await self.engine.update_weights(path, policy_version)
+            await self.engine.update_weights(weights, policy_version)
 
     async def seconds(self, begin: float, end: float) -> dict[str, float]:
         """Where the worker's seconds went between two times of `time.time`; see `Activity.seconds`."""

@@ -29,6 +29,10 @@ class TrainGroup:
     def publish(self, path: str) -> None:
         self._all("publish", path)
 
+    def weights(self, method: str, *arguments: Any) -> Any:
+        """See `TrainWorker.weights`; rank 0 has what all have published."""
+        return ray.get(self._workers[0].weights.remote(method, *arguments))
+
     def begin_save(self, directory: str) -> None:
         self._all("begin_save", directory)
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_rl import registry
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import Trajectory
 from agent_rl.stacks import dump_on_signal
 from agent_rl.trainer.base import TrainEngine, TrainResult
+from agent_rl.weights.transfer.keeper import Keeper
 
 _FULL_BYTES = 32 << 20
 
@@ -51,12 +53,17 @@ class TrainWorker:
             model_path=str(model_directory(config.model.path)),
             objective=config.objective,
         )
+        self.keeper = Keeper()
 
     def train(self, trajectories: list[Trajectory], policy_version: int) -> TrainResult:
         return self.engine.train(trajectories, policy_version)
 
     def publish(self, path: str) -> None:
         self.engine.publish(Path(path))
+
+    def weights(self, method: str, *arguments: Any) -> Any:
+        """A call of the `Keeper`, in which weight channels have what they publish kept and sent."""
+        return getattr(self.keeper, method)(*arguments)
 
     def begin_save(self, directory: str) -> None:
         """Start a checkpoint. Raises `OSError` where the disk is full."""

@@ -106,7 +106,7 @@ def test_its_worker_may_die_and_finds_the_version_again(gate: Path, tmp_path: Pa
     with ToolServer(config.sandbox) as server:
         stages = start_stages(config, build_prompts(config), server, waves=False)
         assert stages.eval_workers is not None
-        handles, first = stages.eval_workers.handles, stages.channel.path(0)
+        handles, first = stages.eval_workers.handles, stages.channel.weights(0).path
 
         def kill_then_open(row: dict[str, Any]) -> None:
             if row["step"] == 1:

@@ -6,6 +6,7 @@ A test module of an engine parametrizes over `CHECKS` and gives each a `Subject`
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams, StopReason, TrajectoryBuilder
 from agent_rl.rollout.engines.base import Engine
 from agent_rl.routers import routers
+from agent_rl.weights.base import WeightFile, Weights
 
 SHORT = SamplingParams(max_new_tokens=8)
 """Of a request that is submitted last: when it is answered, those before it are under way and far from their end."""
@@ -25,13 +27,18 @@ SHORT = SamplingParams(max_new_tokens=8)
 @dataclass(frozen=True)
 class Subject:
     """An engine to check: `make` gives a fresh one on `model_path` at version 0; `other_weights` is a
-    safetensors file for the same model; the engine's context holds `context` tokens."""
+    safetensors file for the same model; the engine's context holds `context` tokens. `send` gives the engine a file
+    as some channel does, as a version."""
 
     make: Callable[[], Engine]
     model_path: str
     other_weights: str
     context: int
     tolerance: float = 1e-4
+    send: Callable[[Path, int], Weights] = lambda path, version: WeightFile(path)
+
+    def others(self, version: int) -> Weights:
+        return self.send(Path(self.other_weights), version)
 
 
 def reference_model(subject: Subject, *, updated: bool = False) -> Any:
@@ -237,7 +244,7 @@ def check_update_between_turns(subject: Subject) -> None:
     async def body(engine: Engine) -> None:
         prompt = prompts_of(model, [15])[0]
         first = await engine.generate(0, prompt, params)
-        await engine.update_weights(subject.other_weights, 7)
+        await engine.update_weights(subject.others(7), 7)
         assert engine.policy_version == 7
         longer = np.concatenate([prompt, first.token_ids])
         second = await engine.generate(0, longer, params)
@@ -256,9 +263,11 @@ def check_update_in_mid_request(subject: Subject) -> None:
     params = SamplingParams(temperature=0.7, top_p=0.9, max_new_tokens=subject.context - 20, seed=4)
 
     async def body(engine: Engine) -> None:
+        await engine.ready()
+        others = subject.others(3)  # before: the requests are not to end meanwhile
         calls = [asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts)]
         await engine.generate(99, prompts[0], SHORT)
-        await engine.update_weights(subject.other_weights, 3)
+        await engine.update_weights(others, 3)
         for prompt, completion in zip(prompts, await asyncio.gather(*calls), strict=True):
             new = completion.policy_versions == 3
             assert 0 < new.sum() < len(new)
@@ -295,13 +304,39 @@ def check_cancellation(subject: Subject) -> None:
     run(subject, body)
 
 
+def check_interruption(subject: Subject) -> None:
+    """What runs is handed out where it is, and its sequence goes on from there; the engine still serves others."""
+    model = reference_model(subject)
+    prompts = prompts_of(model, [6, 10])
+    params = SamplingParams(0.7, 0.9, max_new_tokens=subject.context - 20, seed=6)
+
+    async def body(engine: Engine) -> None:
+        calls = [asyncio.create_task(engine.generate(i, p, params)) for i, p in enumerate(prompts)]
+        await engine.generate(99, prompts[0], SHORT)
+        engine.interrupt()
+        other = await engine.generate(98, prompts[1], SHORT)
+        assert other.finish_reason is FinishReason.LENGTH
+        for number, (prompt, cut) in enumerate(zip(prompts, await asyncio.gather(*calls), strict=True)):
+            assert cut.finish_reason is FinishReason.ABORT
+            assert 0 < len(cut.token_ids) < params.max_new_tokens
+            longer = np.concatenate([prompt, cut.token_ids])
+            rest = await engine.generate(number, longer, SHORT)
+            assert len(rest.token_ids) == SHORT.max_new_tokens
+            for before, part, temperature in ((prompt, cut, 0.7), (longer, rest, 1.0)):
+                expected = reference_logprobs(model, before, part, temperature)
+                np.testing.assert_allclose(part.behavior_logprobs, expected, atol=subject.tolerance, rtol=0)
+
+    run(subject, body)
+
+
+UPDATES: list[Callable[[Subject], None]] = [check_update_between_turns, check_update_in_mid_request]
 CHECKS: list[Callable[[Subject], None]] = [
     check_kept_sets,
     check_greedy,
     check_finish,
     check_too_long,
-    check_update_between_turns,
-    check_update_in_mid_request,
+    *UPDATES,
     check_cancellation,
+    check_interruption,
 ]
 PARITY = [(temperature, top_p) for temperature in (1.0, 0.7) for top_p in (1.0, 0.9)]

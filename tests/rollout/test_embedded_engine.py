@@ -1,6 +1,7 @@
 """The embedded engine: the conformance suite on several models, and what is its own: slots, batching, failures."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from agent_rl.registry import find
 from agent_rl.rollout.embedded.qwen3 import Qwen3Forward
 from agent_rl.rollout.embedded.sampling import SamplingTable, uniform
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
+from agent_rl.weights.base import WeightFile, WeightsLostError
 from tests.rollout.engine_conformance import (
     CHECKS,
     PARITY,
@@ -209,10 +211,10 @@ def test_broken_weights_are_named_and_good_ones_mend_the_engine(model_path, tmp_
 
     async def main() -> None:
         await engine.generate(0, ids(5)[0], SamplingParams(max_new_tokens=2))
-        await engine.update_weights(str(tmp_path / "nan.safetensors"), 1)
+        await engine.update_weights(WeightFile(tmp_path / "nan.safetensors"), 1)
         with pytest.raises(FloatingPointError, match="not finite"):
             await engine.generate(1, ids(50)[0], SamplingParams(max_new_tokens=2))
-        await engine.update_weights(good, 2)
+        await engine.update_weights(WeightFile(Path(good)), 2)
         calls = (engine.generate(i, p, SamplingParams(max_new_tokens=2)) for i, p in enumerate(ids(60, 5)))
         for completion in await asyncio.gather(*calls):
             assert completion.policy_versions.tolist() == [2, 2]
@@ -250,14 +252,40 @@ def test_a_weights_file_of_another_model_changes_nothing(model_path, tmp_path):
     for number, (message, content) in enumerate(cases.items()):
         save_file(content, tmp_path / f"{number}.safetensors")
         with pytest.raises(ValueError, match=message):
-            asyncio.run(engine.update_weights(str(tmp_path / f"{number}.safetensors"), 1))
+            asyncio.run(engine.update_weights(WeightFile(tmp_path / f"{number}.safetensors"), 1))
     (tmp_path / "text.safetensors").write_text("no weights")
     for absent in ("absent.safetensors", "text.safetensors"):
         with pytest.raises(ValueError, match=absent):
-            asyncio.run(engine.update_weights(str(tmp_path / absent), 1))
+            asyncio.run(engine.update_weights(WeightFile(tmp_path / absent), 1))
     assert engine.policy_version == 0
     engine.release(0)
     assert generate_all(engine, prompt, params)[0].token_ids.tolist() == before.token_ids.tolist()
+
+
+@dataclass(frozen=True)
+class CutShort(WeightFile):
+    """Weights that are lost after the first tensor, as when the trainer dies in the middle of a broadcast."""
+
+    async def tensors(self, seat):
+        async for tensors in super().tensors(seat):
+            yield tensors
+            raise WeightsLostError("the trainer is gone")
+
+
+def test_an_engine_with_half_of_two_versions_samples_no_more(model_path):
+    path = model_path("qwen3")
+    engine = make_engine(path)
+
+    async def main() -> None:
+        call = asyncio.create_task(engine.generate(0, ids(3)[0], SamplingParams(max_new_tokens=100)))
+        await asyncio.sleep(0)
+        with pytest.raises(WeightsLostError):
+            await engine.update_weights(CutShort(Path(path) / "other.safetensors"), 1)
+        for lost in (call, engine.generate(1, ids(3)[0], SamplingParams())):
+            with pytest.raises(RuntimeError, match="closed"):
+                await lost
+
+    asyncio.run(main())
 
 
 def test_bad_input_is_refused_with_a_sentence(model_path, tmp_path):

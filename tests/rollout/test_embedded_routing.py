@@ -1,11 +1,13 @@
 """The routing that the embedded engine reports for mixtures of experts."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent_rl.records import Completion, SamplingParams
+from agent_rl.weights.base import WeightFile
 from tests.rollout.engine_conformance import check_routing_over_turns, reference_model, reference_routing
 from tests.rollout.random_models import ids, make_engine, subject_of
 
@@ -38,7 +40,7 @@ def test_routing_before_an_update_in_mid_request_stays_that_of_the_old_weights(m
         call = asyncio.create_task(engine.generate(0, prompt, params, 0))
         while engine._slots.length[0] < 50:
             await asyncio.sleep(0)
-        await engine.update_weights(subject.other_weights, 1)
+        await engine.update_weights(WeightFile(Path(subject.other_weights)), 1)
         return await call
 
     completion = asyncio.run(main())

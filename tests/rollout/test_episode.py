@@ -21,6 +21,7 @@ from agent_rl.records import (
 )
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, run_episode
 from agent_rl.rollout.renderer import Renderer
+from agent_rl.weights.base import Weights
 from sandbox.base import SandboxError
 from sandbox.client import SandboxClient
 from tests.configs import quickstart
@@ -60,7 +61,10 @@ class Script:
     def release(self, sequence_id: int) -> None:
         self.released.append(sequence_id)
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
+    async def ready(self) -> None:
+        return
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
         raise AssertionError("a script has no weights")
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """What becomes of running generations when weights arrive: on a real engine, against a plain forward."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
 from agent_rl.rollout.live_engine import LiveEngine, Update
+from agent_rl.weights.base import WeightFile
+from agent_rl.weights.transfer.group import Seat
 from tests.rollout.engine_conformance import Subject, prompts_of, reference_logprobs, reference_model, reference_routing
 
 CONTEXT = 128
@@ -45,7 +49,7 @@ def updated_once(subject: Subject, update: Update, prompts: list[IntArray]) -> l
         calls = [asyncio.create_task(engine.generate(i, p, PARAMS, 0)) for i, p in enumerate(prompts)]
         for _ in range(12):
             await asyncio.sleep(0)
-        await engine.update_weights(subject.other_weights, 3)
+        await engine.update_weights(subject.others(3), 3)
         assert engine.policy_version == 3
         found = await asyncio.gather(*calls)
         await engine.close()
@@ -79,6 +83,24 @@ def test_a_completion_that_meets_new_weights_has_both_versions(subject: Subject,
         assert set(completion.policy_versions.tolist()) == {0, 3}
 
 
+@dataclass(frozen=True)
+class InParts(WeightFile):
+    """Weights that take their time, as those that are received do: other tasks run between two tensors."""
+
+    async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
+        async for tensors in super().tensors(seat):
+            yield tensors
+            await asyncio.sleep(0.001)
+
+
+def test_nothing_is_sampled_while_weights_come_in_parts(subject: Subject) -> None:
+    prompts = prompts_of(reference_model(subject), [5, 11])
+    found = updated_once(replace(subject, send=lambda path, version: InParts(path)), "in_flight", prompts)
+    check_versions(subject, prompts, found)
+    for completion in found:
+        assert set(completion.policy_versions.tolist()) == {0, 3}
+
+
 def test_an_aborted_completion_draws_afresh_and_its_routing_is_of_each_part_s_weights(subject: Subject) -> None:
     prompts = prompts_of(reference_model(subject), [5, 11])
     aborted, running = (updated_once(subject, update, prompts) for update in ("abort", "in_flight"))  # type: ignore[arg-type]
@@ -102,7 +124,7 @@ def test_draining_ends_what_runs_and_starts_nothing(subject: Subject) -> None:
     async def body(engine: LiveEngine) -> list[Completion]:
         running = [asyncio.create_task(engine.generate(i, prompts[i], PARAMS)) for i in range(2)]
         await asyncio.sleep(0.01)
-        update = asyncio.create_task(engine.update_weights(subject.other_weights, 3))
+        update = asyncio.create_task(engine.update_weights(subject.others(3), 3))
         await asyncio.sleep(0)
         late = asyncio.create_task(engine.generate(2, prompts[2], PARAMS))
         await update
@@ -114,12 +136,31 @@ def test_draining_ends_what_runs_and_starts_nothing(subject: Subject) -> None:
     assert [set(completion.policy_versions.tolist()) for completion in found] == [{0}, {0}, {3}]
 
 
+def test_a_drain_before_weights_are_sent_holds_until_they_have_come(subject: Subject) -> None:
+    prompts = prompts_of(reference_model(subject), [5, 7])
+
+    async def body(engine: LiveEngine) -> list[Completion]:
+        running = asyncio.create_task(engine.generate(0, prompts[0], PARAMS))
+        await asyncio.sleep(0.01)
+        await engine.ready()
+        assert running.done()
+        late = asyncio.create_task(engine.generate(1, prompts[1], PARAMS))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert engine._running == 0
+        await engine.update_weights(subject.others(3), 3)
+        return [await running, await late]
+
+    found = run(subject, "drain", body)
+    assert [set(completion.policy_versions.tolist()) for completion in found] == [{0}, {3}]
+
+
 def test_an_update_that_fails_lets_generations_go_on(subject: Subject, tmp_path: Path) -> None:
     (tmp_path / "wrong.safetensors").write_bytes(b"none")
 
     async def body(engine: LiveEngine) -> list[Completion]:
         with pytest.raises(Exception, match=r"safetensors|header|invalid"):
-            await engine.update_weights(str(tmp_path / "wrong.safetensors"), 1)
+            await engine.update_weights(WeightFile(tmp_path / "wrong.safetensors"), 1)
         return [await engine.generate(0, prompts_of(reference_model(subject), [4])[0], PARAMS)]
 
     assert set(run(subject, "drain", body)[0].policy_versions.tolist()) == {0}

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from agent_rl.config import RunConfig, model_directory
-from agent_rl.records import SamplingParams
+from agent_rl.records import FinishReason, SamplingParams
 from agent_rl.registry import find
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.engines.sglang import SGLangEngine
 from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.sglang.messages import ModelShape, VersionLabels, joined, read_part, request_body
 from agent_rl.rollout.sglang.server import launch_command, launch_environment
-from agent_rl.rollout.sglang.weights import as_directory, check_shapes, shapes_of
+from agent_rl.rollout.sglang.weights import as_directory, check_shapes
 from agent_rl.settings import check
+from agent_rl.weights.base import WeightFile
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = model_directory("builtin:tiny-qwen3")
@@ -97,7 +98,7 @@ def test_parts_of_an_aborted_request_join_to_one_completion() -> None:
         answer([2], "stop", output_token_logprobs=[[-2.0, 2, None]], weight_version="ab12-4"), body, LABELS, SHAPE
     )
     assert first.finish_reason is nothing.finish_reason is None
-    whole = joined([first, nothing, last])
+    whole = joined([first, nothing, last], FinishReason.STOP)
     assert (whole.token_ids.tolist(), whole.behavior_logprobs.tolist()) == ([7, 2], [-1.0, -2.0])
     assert (whole.policy_versions.tolist(), whole.finish_reason.value) == ([3, 4], "stop")
 
@@ -155,7 +156,7 @@ def test_weights_that_are_not_all_of_the_models_are_refused(tmp_path: Path) -> N
             check_shapes(wrong, model, tmp_path)
     save_file({"a": np.zeros((2, 3), np.float32)}, tmp_path / "one.safetensors")
     save_file({"b": np.zeros(4, np.float32)}, tmp_path / "two.safetensors")
-    assert shapes_of(tmp_path) == {"a": (2, 3), "b": (4,)}
+    assert WeightFile(tmp_path).shapes() == {"a": (2, 3), "b": (4,)}
 
 
 def test_a_file_of_weights_is_read_as_a_model_directory(tmp_path: Path) -> None:
@@ -163,10 +164,10 @@ def test_a_file_of_weights_is_read_as_a_model_directory(tmp_path: Path) -> None:
     save_file({"b": np.zeros(4, np.float32)}, weights)
     (tmp_path / "views").mkdir()
     with as_directory(weights, TINY, tmp_path / "views") as directory:
-        assert shapes_of(directory) == {"b": (4,)}
+        assert WeightFile(directory).shapes() == {"b": (4,)}
         assert (directory / "config.json").read_text() == (TINY / "config.json").read_text()
     assert list((tmp_path / "views").iterdir()) == []
-    assert shapes_of(weights) == {"b": (4,)}
+    assert WeightFile(weights).shapes() == {"b": (4,)}
 
 
 def test_the_registry_finds_it_and_bad_settings_are_refused() -> None:

@@ -16,6 +16,7 @@ from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.engines.sglang import SGLangEngine
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult, RolloutWorker
+from agent_rl.weights.base import WeightFile
 from tests.configs import quickstart
 from tests.rollout.engine_conformance import SHORT, Subject, reference_logprobs, reference_model
 from tests.sglang_cpu.conftest import Shared
@@ -103,7 +104,7 @@ def test_a_server_that_lacks_what_a_run_needs_is_refused_before_it_starts(dense:
         for keys, routed, message in cases:
             engine = engine_on(dense.url, dense.model, report_routing=routed, **keys)
             with pytest.raises(ValueError, match=message):
-                await engine.update_weights(str(other_weights(dense.model)), 0)
+                await engine.update_weights(WeightFile(other_weights(dense.model)), 0)
             await engine.close()
 
     asyncio.run(body())
@@ -124,7 +125,7 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
 
     async def body() -> tuple[RolloutResult, RolloutWorker]:
         worker = RolloutWorker(config, tool_server, waves=False)
-        await worker.update_weights(str(TINY / "model.safetensors"), 7)
+        await worker.update_weights(WeightFile(TINY / "model.safetensors"), 7)
         source = registry.build("prompts", config.prompts, 3)
         run = asyncio.create_task(worker.run([EpisodeTask(source.prompt(i), i, i, 0) for i in range(8)]))
         process = worker.engine._server.process

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_rl.rollout.embedded.weights import experts
 from agent_rl.trainer.engines.torch import TorchEngine
 from tests.mixtures import save_mixture
 from tests.trainer.layout_ranks import chain_main, engine, everything, save_dense, spawn, trajectories
@@ -65,9 +66,12 @@ def test_transformers_loads_a_sharded_checkpoint_with_equal_logits(chain: Path, 
 
 def test_engines_read_what_the_ranks_published(chain: Path) -> None:
     published = load_file(chain / "published.safetensors")
-    weights = torch.load(chain / "2x1.pt", weights_only=False)["saved"]
-    assert {f"weights.{name}" for name in published} == {name for name in weights if name.startswith("weights.")}
-    assert all(torch.equal(value, weights[f"weights.{name}"]) for name, value in published.items())
+    saved = torch.load(chain / "2x1.pt", weights_only=False)["saved"]
+    weights = {name.removeprefix("weights."): w for name, w in saved.items() if name.startswith("weights.")}
+    by_expert = {part: w for name, whole in weights.items() for part, w in experts(name, whole).items()}
+    expected = {name: w for name, w in weights.items() if not experts(name, w)} | by_expert
+    assert published.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in published.items())
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:

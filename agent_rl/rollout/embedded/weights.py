@@ -1,38 +1,69 @@
 """Loading a new policy version into a model in place."""
 
-from pathlib import Path
+import re
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from agent_rl.weights.base import Weights
+from agent_rl.weights.transfer.group import Seat
 
-def load_weights(model: Any, path: str) -> None:
-    """Copy the safetensors file `path`, with the model's own parameter names, into `model`.
-
-    A tied weight may appear under either of its names. Raises `ValueError` before anything is copied if
-    the file cannot be read or its names or shapes are not the model's.
-    """
-    if not Path(path).is_file():
-        raise ValueError(f"weights file {path!r} does not exist")
-    own: dict[str, Tensor] = model.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file, torch.no_grad():
-            _check(own, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}, path)  # noqa: SIM118
-            for name in file.keys():  # noqa: SIM118
-                own[name].copy_(file.get_tensor(name))
-    except SafetensorError as error:
-        raise ValueError(f"weights file {path!r} is not a readable safetensors file: {error}") from error
+_FUSED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
-def _check(own: dict[str, Tensor], found: dict[str, tuple[int, ...]], path: str) -> None:
-    covered = {own[name].data_ptr() for name in found if name in own}
-    missing = sorted(name for name in own if name not in found and own[name].data_ptr() not in covered)
-    unknown = sorted(set(found) - set(own))
+def check_weights(model: Any, weights: Weights) -> None:
+    """Raises `ValueError` if the names or shapes are not the model's. A tied weight may have either of its names."""
+    places, found = _places(model), weights.shapes()
+    unknown = sorted(set(found) - set(places))
+    missing = _missing(model, places, set(found))
     if missing or unknown:
-        raise ValueError(f"weights file {path!r} is of another model: missing {missing[:3]}, unknown {unknown[:3]}")
-    wrong = [name for name, shape in found.items() if shape != tuple(own[name].shape)]
+        raise ValueError(f"{weights} is of another model: missing {missing[:3]}, unknown {unknown[:3]}")
+    wrong = [name for name, shape in found.items() if shape != tuple(places[name].shape)]
     if wrong:
-        expected = tuple(own[wrong[0]].shape)
-        raise ValueError(f"weights file {path!r} has {wrong[0]} as {found[wrong[0]]}, the model has {expected}")
+        expected = tuple(places[wrong[0]].shape)
+        raise ValueError(f"{weights} has {wrong[0]} as {found[wrong[0]]}, the model has {expected}")
+
+
+async def load_weights(model: Any, weights: Weights, seat: Seat) -> None:
+    """Copy weights that were checked into the model, some at a time."""
+    places = _places(model)
+    async for tensors in weights.tensors(seat):
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                places[name].copy_(tensor)
+
+
+def _places(model: Any) -> dict[str, Tensor]:
+    """Where in the model a tensor goes, by the names that it may have: the model's, or those of Hugging Face's files,
+    in which experts are not fused."""
+    own: dict[str, Tensor] = model.state_dict()
+    return own | {part: place for name, tensor in own.items() for part, place in experts(name, tensor).items()}
+
+
+def _missing(model: Any, places: dict[str, Tensor], found: set[str]) -> list[str]:
+    covered, missing = {places[name].data_ptr() for name in found if name in places}, []
+    for name, tensor in model.state_dict().items():
+        if name in found:
+            continue
+        if parts := experts(name, tensor):
+            missing += [part for part in parts if part not in found]
+        elif tensor.data_ptr() not in covered:
+            missing.append(name)
+    return sorted(missing)
+
+
+def experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The matrices of each expert in a fused tensor; none in any other.
+
+    gate_up_proj [E, 2 I, d] is, for each expert, gate_proj [I, d] and up_proj [I, d].
+    """
+    fused = _FUSED.match(name)
+    if fused is None:
+        return {}
+    kinds = ["down_proj"] if fused["kind"] == "down_proj" else ["gate_proj", "up_proj"]
+    return {
+        f"{fused['prefix']}.{expert}.{kind}.weight": part
+        for expert, whole in enumerate(tensor)
+        for kind, part in zip(kinds, whole.chunk(len(kinds)), strict=True)
+    }

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from agent_rl.records import Completion, IntArray, SamplingParams
+from agent_rl.weights.base import Weights
 
 
 class EngineError(Exception):
@@ -49,11 +50,16 @@ class Engine(Protocol):
         """Forget a sequence; a request that it still has is cancelled."""
         ...
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
-        """Load the safetensors file `path` and serve it as `policy_version` from the next token on.
+    async def ready(self) -> None:
+        """Return once the engine would take weights at once: they are being sent to all engines then."""
+        ...
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
+        """Load `weights` and serve them as `policy_version` from the next token on.
 
         May be called while requests run: their later tokens carry the new version, and no KV entry of
-        the old weights is used for them.
+        the old weights is used for them. Nothing is sampled while a part of the weights is the old ones. Raises
+        `ValueError`, with the old weights in place, if the new ones are not of this model.
         """
         ...
 

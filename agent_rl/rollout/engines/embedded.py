@@ -15,7 +15,9 @@ from agent_rl.rollout.embedded.kv_cache import KVCache, plan_step
 from agent_rl.rollout.embedded.routing import RoutingTable
 from agent_rl.rollout.embedded.sampling import SamplingTable
 from agent_rl.rollout.embedded.slots import Slots
-from agent_rl.rollout.embedded.weights import load_weights
+from agent_rl.rollout.embedded.weights import check_weights, load_weights
+from agent_rl.weights.base import Weights
+from agent_rl.weights.transfer.group import Seat
 
 
 @dataclass(eq=False)
@@ -79,6 +81,9 @@ class EmbeddedEngine(PartBase):
         self._queue: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}  # by slot, in the order of admission
         self._task: asyncio.Task[None] | None = None
+        self._stepping = asyncio.Lock()
+        """Held during a step, and while weights change."""
+        self._seat = Seat(worker_index)
         self._closed = False
         self._probe()
 
@@ -157,16 +162,25 @@ class EmbeddedEngine(PartBase):
             request.future.cancel()
         self._slots.release(sequence_id)
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
-        """Serve the safetensors file `path`; sequences are recomputed with it before their next token.
+    async def ready(self) -> None:
+        return
 
-        Nothing awaits in here, so it happens between two steps. Raises `ValueError`, and changes nothing, if
-        the file is not of this model.
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
+        """Serve `weights`; sequences are recomputed with them before their next token, and none is stepped meanwhile.
+
+        Raises `ValueError`, and changes nothing, if they are not of this model. If they cannot be had whole the engine
+        is closed: it holds parts of two versions.
         """
-        load_weights(self._model, path)
-        self._forward = build_forward(self._model, self._cache, self._config.max_sequence_tokens)
-        self._slots.forget_computed()
-        self._policy_version = policy_version
+        check_weights(self._model, weights)
+        async with self._stepping:
+            try:
+                await load_weights(self._model, weights, self._seat)
+            except BaseException:
+                await self.close()
+                raise
+            self._forward = build_forward(self._model, self._cache, self._config.max_sequence_tokens)
+            self._slots.forget_computed()
+            self._policy_version = policy_version
 
     async def close(self) -> None:
         """Stop; requests that still wait get a `RuntimeError`."""
@@ -178,11 +192,12 @@ class EmbeddedEngine(PartBase):
     async def _run(self) -> None:
         """Step while there are requests. Ends when there are none; the next one starts it again."""
         while self._queue or self._running:
-            try:
-                self._admit()
-                self._step()
-            except Exception as error:
-                self._fail(error)
+            async with self._stepping:
+                try:
+                    self._admit()
+                    self._step()
+                except Exception as error:
+                    self._fail(error)
             await asyncio.sleep(0)
 
     def _fail(self, error: Exception) -> None:

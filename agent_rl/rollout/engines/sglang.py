@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl.records import Completion, IntArray, SamplingParams
+from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
 from agent_rl.registry import PartBase
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.sglang.client import Client, RefusedError, UnreachableError
 from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.sglang.messages import ModelShape, Part, VersionLabels, joined, read_part, request_body
 from agent_rl.rollout.sglang.supervisor import Supervisor
+from agent_rl.weights.base import Weights
 
 _ABORT_S = 30.0
 _WATCH_S = 10.0
@@ -61,6 +62,8 @@ class SGLangEngine(PartBase):
         self._server = Supervisor(config, Path(model_path), worker_index, report_routing, self._versions)
         self._tasks: dict[int, asyncio.Task[Completion]] = {}
         self._failures: dict[asyncio.Task[Completion], Exception] = {}
+        self._rids: dict[str, Client] = {}
+        """Requests at a server that are not interrupted."""
         self._aborts: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
@@ -119,24 +122,33 @@ class SGLangEngine(PartBase):
             raise ValueError("routed_from was given to an engine that was not built to report routing")
 
     async def _complete(self, token_ids: IntArray, params: SamplingParams, routed_from: int | None) -> Completion:
-        """Send the request, and again from where it got to while the server aborts it: nothing sampled is lost."""
+        """Send the request, and again from where it got to while the server aborts it: nothing sampled is lost.
+
+        What was to be interrupted is handed out, once it has a token.
+        """
         limit = min(params.max_new_tokens, self._config.max_sequence_tokens - len(token_ids))
         parts: list[Part] = []
         for _ in range(limit + _MAX_EMPTY_ABORTS):
-            part = await self._sample(await self._server.ready(), token_ids, params, limit, routed_from)
+            rid = secrets.token_hex(12)
+            try:
+                part = await self._sample(await self._server.ready(), rid, token_ids, params, limit, routed_from)
+            finally:
+                interrupted = self._rids.pop(rid, None) is None
             parts.append(part)
             if part.finish_reason is not None:
-                return joined(parts)
+                return joined(parts, part.finish_reason)
+            if interrupted and any(len(part.token_ids) for part in parts):
+                return joined(parts, FinishReason.ABORT)
             token_ids, limit = np.concatenate([token_ids, part.token_ids]), limit - len(part.token_ids)
             if routed_from is not None and part.routed_experts is not None:
                 routed_from += len(part.routed_experts)
         raise EngineError("the SGLang server aborted a request again and again")
 
     async def _sample(
-        self, client: Client, token_ids: IntArray, params: SamplingParams, limit: int, routed_from: int | None
+        self, client: Client, rid: str, token_ids: IntArray, params: SamplingParams, limit: int, routed_from: int | None
     ) -> Part:
         body = request_body(token_ids, params, limit, self._top_k(params), routed_from)
-        body["rid"] = rid = secrets.token_hex(12)
+        body["rid"], self._rids[rid] = rid, client
         if self._config.on_update == "in_place":
             body["extra_key"] = self._versions.of(self.policy_version)  # each version has a prefix cache of its own
         if self._watch is None or self._watch.done():
@@ -196,17 +208,28 @@ class SGLangEngine(PartBase):
                 self._server.lose(client)
                 self._fail(EngineError(_HUNG))
 
+    def interrupt(self) -> None:
+        """Let the server abort what runs; it answers with what it has. A request that waits there is sent again."""
+        rids, self._rids = self._rids, {}
+        for rid, client in rids.items():
+            self._abort(client, rid)
+
     def release(self, sequence_id: int) -> None:
         """Cancel the request of a sequence, if it has one. Its prefix is left to the server's cache."""
         if task := self._tasks.get(sequence_id):
             task.cancel()
 
-    async def update_weights(self, path: str, policy_version: int) -> None:
-        """Serve the safetensors file `path`; requests that run are treated as `on_update` says.
+    async def ready(self) -> None:
+        """Launch or find the server. Raises `ValueError` if none can be had."""
+        await self._server.ready()
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
+        """Serve `weights`; requests that run are treated as `on_update` says.
 
         Raises `ValueError`, with the server's reason, if it refuses the weights.
         """
-        await self._server.load(Path(path), policy_version)
+        await asyncio.gather(*self._aborts)  # what is interrupted ends with the weights that it has
+        await self._server.load(weights, policy_version)
 
     async def close(self) -> None:
         """End a launched server; requests that still wait get a `RuntimeError`."""

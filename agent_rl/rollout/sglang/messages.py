@@ -156,10 +156,8 @@ class VersionLabels:
         return int(number)
 
 
-def joined(parts: list[Part]) -> Completion:
-    """One completion of the parts of a request that was aborted and gone on with; the last one has finished."""
-    finish = parts[-1].finish_reason
-    assert finish is not None
+def joined(parts: list[Part], finish: FinishReason) -> Completion:
+    """One completion of the parts of a request that was aborted and gone on with."""
     routed = [part.routed_experts for part in parts if part.routed_experts is not None]
     return Completion(
         token_ids=np.concatenate([part.token_ids for part in parts]),

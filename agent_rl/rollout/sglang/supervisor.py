@@ -11,10 +11,12 @@ from pathlib import Path
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.sglang.client import Client, RefusedError
 from agent_rl.rollout.sglang.config import SGLangConfig
+from agent_rl.rollout.sglang.loading import Loading
 from agent_rl.rollout.sglang.messages import VersionLabels
 from agent_rl.rollout.sglang.probe import check_server
 from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
-from agent_rl.rollout.sglang.weights import as_directory, check_shapes, shapes_of
+from agent_rl.rollout.sglang.weights import check_shapes
+from agent_rl.weights.base import WeightFile, Weights, WeightsLostError
 
 _MAX_LAUNCHES = 6
 _POLL_S = 0.5
@@ -41,12 +43,14 @@ class Supervisor:
         self.policy_version = 0
         self.changing = asyncio.Lock()
         """Held while the server starts or its weights change."""
-        self._weights = self.model_path
-        self._shapes = shapes_of(self.model_path)
+        self._weights: Weights = WeightFile(self.model_path)
+        self._shapes = self._weights.shapes()
         self._worker_index, self._report_routing = worker_index, report_routing
         self._folder = Path(tempfile.gettempdir()) / f"agent-rl-sglang-{secrets.token_hex(6)}"
         self.client: Client | None = None
         """None while there is no server that is known to be right."""
+        self._loading: Loading | None = None
+        """Of that server."""
         self._lost: list[Client] = []
         self._starting: asyncio.Task[Client] | None = None
         self._num_launches = 0
@@ -78,28 +82,29 @@ class Supervisor:
         if dead or not await client.healthy(self.config.hang_deadline_s):
             self.lose(client)
 
-    async def load(self, weights: Path, policy_version: int) -> None:
-        """Serve `weights`, a safetensors file of the model or a directory with one, as `policy_version`.
+    async def load(self, weights: Weights, policy_version: int) -> None:
+        """Serve `weights` as `policy_version`.
 
         A server that dies over it is started again, with the new weights. Raises `ValueError`, with the reason and the
-        old weights in place, if they are not of this model or the server refuses them.
+        old weights in place, if they are not of this model or the server refuses them, and `WeightsLostError` if they
+        cannot be had.
         """
         if self.config.as_served is not None:
             raise ValueError(
                 "with rollout.engine.as_served nothing is loaded into the servers; set it to null to train"
             )
         if self._shapes:
-            check_shapes(shapes_of(weights), self._shapes, weights)
+            check_shapes(weights.shapes(), self._shapes, weights)
         await self.ready()
         async with self.changing:
             before = self._weights, self.policy_version
             self._weights, self.policy_version = weights, policy_version
-            if client := self.client:  # else it died meanwhile, and the next one starts with the new weights
+            if (client := self.client) and self._loading:  # else it died: the next one starts with the new weights
                 try:
-                    await self._update(client, self.config.on_update)
+                    await self._update(self._loading, weights, self.config.on_update)
                 except RefusedError as refusal:
                     self._weights, self.policy_version = before
-                    raise ValueError(f"the weights in {weights} were not loaded: {refusal}") from None
+                    raise ValueError(f"{weights} was not loaded: {refusal}") from None
                 except EngineError:
                     self.lose(client)
         await self.ready()
@@ -136,17 +141,19 @@ class Supervisor:
         """One attempt at a server; None if it fails in a way that another attempt may mend."""
         urls = self.config.urls
         client = Client(urls[self._worker_index % len(urls)] if urls else self._launch())
+        loading = Loading(client, self.config, self.model_path, self._folder, self._worker_index)
         try:
             await self._answering(client, deadline)
             await check_server(client, self.config, self._report_routing)
-            foreign = self.config.urls and self.config.as_served is None  # with whatever weights someone gave it
-            if foreign or (self._weights, self.policy_version) != (self.model_path, 0):
-                await self._update(client, "retract")
+            foreign = urls and self.config.as_served is None  # with whatever weights someone gave it
+            if foreign or (self._weights, self.policy_version) != (WeightFile(self.model_path), 0):
+                await self._update(loading, self._weights.again(), "retract")
+            self._loading = loading
             return client
         except RefusedError as refusal:
             self._lost.append(client)
-            raise ValueError(f"the weights in {self._weights} were not loaded: {refusal}") from None
-        except ValueError:
+            raise ValueError(f"{self._weights} was not loaded: {refusal}") from None
+        except (ValueError, WeightsLostError):
             self._lost.append(client)
             raise
         except EngineError as error:
@@ -189,18 +196,22 @@ class Supervisor:
                     ) from None
                 await asyncio.sleep(_POLL_S)
 
-    async def _update(self, client: Client, on_update: str) -> None:
-        """Load the current weights and stamp them, in one operation. Without a pause the server drains first."""
-        within, paused = self.config.update_deadline_s, on_update != "drain"
-        body = {"weight_version": self.versions.of(self.policy_version), "flush_cache": on_update != "in_place"}
+    async def _update(self, loading: Loading, weights: Weights, on_update: str) -> None:
+        """Load weights as the current version. Without a pause the server drains first.
+
+        Where it may hold parts of two versions it stays paused: it is ended, or given the weights again.
+        """
+        client, within, paused = loading.client, self.config.update_deadline_s, on_update != "drain"
         if paused:
             await client.post("/pause_generation", {"mode": on_update}, within)
-        with as_directory(self._weights, self.model_path, self._folder) as directory:
-            try:
-                await client.post("/update_weights_from_disk", {"model_path": str(directory)} | body, within)
-            finally:
-                if paused:
-                    await client.post("/continue_generation", {}, within)
+        try:
+            await loading.load(weights, self.versions.of(self.policy_version), flush_cache=on_update != "in_place")
+        except RefusedError:
+            if paused:
+                await client.post("/continue_generation", {}, within)
+            raise
+        if paused:
+            await client.post("/continue_generation", {}, within)
 
     def _last_words(self) -> str:
         return self.process.last_words() if self.process else ""

@@ -6,27 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from agent_rl.weights.base import Shapes, Weights
 
 _TIED = {"lm_head.weight"}
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 
-Shapes = dict[str, tuple[int, ...]]
 
-
-def shapes_of(path: Path) -> Shapes:
-    """Tensor names and shapes of a safetensors file, or of all in a directory. Raises `ValueError` if it is none."""
-    found: Shapes = {}
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        try:
-            with safe_open(file, "numpy") as opened:
-                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{file} is no safetensors file ({error})") from None
-    return found
-
-
-def check_shapes(weights: Shapes, model: Shapes, path: Path) -> None:
+def check_shapes(weights: Shapes, model: Shapes, source: Weights | Path) -> None:
     """Raises `ValueError` unless the weights are all of the model's. SGLang would broadcast, or keep the old ones.
 
     A tied output matrix may be in the one and not in the other.
@@ -37,7 +23,7 @@ def check_shapes(weights: Shapes, model: Shapes, path: Path) -> None:
         f"{name} is {shape}, not {model[name]}" for name, shape in weights.items() if model.get(name, shape) != shape
     ]
     if problems:
-        raise ValueError(f"{path} does not hold the weights of this model: {sorted(problems)[0]}")
+        raise ValueError(f"{source} does not hold the weights of this model: {sorted(problems)[0]}")
 
 
 @contextlib.contextmanager

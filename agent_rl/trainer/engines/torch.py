@@ -262,8 +262,8 @@ class TorchEngine(PartBase):
         return self._in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
 
     def publish(self, path: Path) -> None:
-        """Write the weights under the model's own names, each rank its shards; whole or not at all."""
-        write_weights(path, weights_of(self.model), self.ranks)
+        """Write the weights under the names of Hugging Face's files, each rank its shards; whole or not at all."""
+        write_weights(path, weights_of(self.model), self.ranks, by_expert=True)
 
     def save(self, directory: Path) -> None:
         """A model directory that anything can load, with optimizer, objective, last gradient and snapshots."""

@@ -1,0 +1,86 @@
+"""A trainer and engines that are nothing but the two ends of a weight channel: real actors, groups and objects."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agent_rl import registry
+from agent_rl.registry import PartKind
+from agent_rl.weights.base import Weights
+from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.keeper import Keeper
+
+
+def file_of(version: int) -> dict[str, Tensor]:
+    """Weights of a version; one tensor is larger than the smallest bucket."""
+    torch.manual_seed(version)
+    return {
+        "a": torch.randn(300, 7),
+        "b": torch.randn(5),
+        "big": torch.randn(900, 1000),
+        "half": torch.randn(11, 3).bfloat16(),
+    }
+
+
+class Source:
+    """What a channel asks of a trainer."""
+
+    def __init__(self) -> None:
+        self.keeper, self.version = Keeper(), 0
+
+    def become(self, version: int) -> None:
+        self.version = version
+
+    def publish(self, path: str) -> None:
+        save_file(file_of(self.version), path)
+
+    def weights(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.keeper, method)(*arguments)
+
+    def sleep(self, seconds: float) -> None:
+        """Be busy, as a trainer is that trains."""
+        time.sleep(seconds)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+
+class Receiver:
+    """What receives weights in an engine."""
+
+    def __init__(self, index: int) -> None:
+        self.seat = Seat(index)
+
+    async def sum(self, weights: Weights) -> float:
+        """The sum of all tensors, as the last time they were sent whole."""
+        found: dict[str, Tensor] = {}
+        async for tensors in weights.tensors(self.seat):
+            found |= {name: tensor.double().sum() for name, tensor in tensors.items()}
+        return float(sum(found[name] for name in sorted(weights.shapes())))
+
+    async def group(self) -> str | None:
+        return self.seat.group_name
+
+
+def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path, timeout_s: float = 60.0) -> Any:
+    own: dict[str, Any] = {"disk": {"directory": str(directory)}, "shared_memory": {}}.get(kind, {"bucket_mb": 0.1})
+    own |= {"timeout_s": timeout_s} if kind == "distributed" else {}
+    config = PartKind("weights").parse({"type": kind, **own})
+    engine = SimpleNamespace(type="embedded")
+    return registry.build("weights", config, trainer=trainer, num_workers=num_workers, engine=engine)
+
+
+def answers_of(engines: list[Any], weights: Weights) -> list[float]:
+    found: list[float] = ray.get([engine.sum.remote(weights) for engine in engines])
+    return found
+
+
+def folders_of(process_id: int) -> list[Path]:
+    return [folder for root in ("/dev/shm", "/tmp") for folder in Path(root).glob(f"agent-rl-weights-{process_id}-*")]
