@@ -31,4 +31,4 @@ def test_an_engine_that_is_not_reached_is_refused_with_a_sentence(overrides: tup
 
 @pytest.mark.parametrize("overrides", ACCEPTED)
 def test_other_engines_are_not(overrides: tuple[str, ...]) -> None:
-    quickstart(*overrides)
+    assert quickstart(*overrides).weights.type == overrides[0].partition("=")[2]
