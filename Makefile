@@ -7,7 +7,7 @@ SMOLLM2 := .cache/smollm2
 
 SGLANG := .sglang
 
-.PHONY: setup train train-sglang test test-chaos docker-test test-sglang lint wheel tokenizer sglang-cpu eval-smollm2 clean
+.PHONY: setup train train-sglang test test-runs docker-test test-sglang lint wheel tokenizer sglang-cpu eval-smollm2 clean
 
 setup: .venv/installed
 
@@ -21,11 +21,11 @@ train: setup
 	$(BIN)/agent-rl train configs/quickstart.yaml
 
 test: setup tokenizer
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/sglang_cpu --ignore tests/chaos
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/sglang_cpu --ignore tests/runs
 
-# Kill -9 of every process of a run, a node that is lost, a full disk: minutes, so not part of `make test`.
-test-chaos: setup
-	$(BIN)/pytest tests/chaos
+# Whole runs that take minutes: every process killed, a node lost, a disk full, weights in buckets, evaluation beside.
+test-runs: setup
+	$(BIN)/pytest tests/runs
 
 # As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
 docker-test: setup
