@@ -7,7 +7,7 @@ import pytest
 from agent_rl.config import SandboxConfig
 from agent_rl.tool_server import ToolServer
 
-WHOLE_RUNS = ("test_run.py", "test_masking.py", "test_lag_zero.py", "test_replay.py", "test_run_cells.py",
+WHOLE_RUNS = ("test_run.py", "test_lag_zero.py", "test_replay.py", "test_run_cells.py",
               "test_layouts.py")  # fmt: skip
 """Files whose tests take the longest: they come first, so that parallel workers end at about the same time."""
 

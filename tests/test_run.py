@@ -1,16 +1,9 @@
-"""Whole runs on a real Ray, tool server, engine and trainer: lag, learning, reproducibility, resuming, failures."""
+"""Whole runs on a real Ray, tool server, engine and trainer: lag, learning, reproducibility, evaluation."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import polars as pl
 import pytest
 import torch
@@ -21,23 +14,17 @@ from agent_rl import registry
 from agent_rl.analysis import tables
 from agent_rl.analysis.plots import run_picture
 from agent_rl.cli import app
-from agent_rl.config import RunConfig, SandboxConfig, model_directory
+from agent_rl.config import RunConfig, model_directory
 from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.controller import Stages
-from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, list_checkpoints, read_metrics
+from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, read_metrics
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.pipeline.state import RunState
 from agent_rl.run import build_prompts, load_weights, local_ray, lock, newest_checkpoint, start_stages, train
 from agent_rl.tool_server import ToolServer
-from sandbox.base import SandboxError
-from tests.configs import QUICKSTART, quickstart
+from tests.configs import quickstart
+from tests.whole_runs import SMALL, ignore, recorded_lags
 
 TINY = model_directory("builtin:tiny-qwen3")
-SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=0")
-
-
-def ignore(row: dict[str, Any]) -> None:
-    return
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,16 +50,6 @@ def stages() -> Iterator[Stages]:
         made = start_stages(config, build_prompts(config), server, waves=False)
         yield made
         made.close()
-
-
-def recorded_lags(path: Path) -> list[tuple[int, int, int]]:
-    """(step, smallest lag, largest lag) over the sampled tokens of each trained batch, from the facts alone."""
-    facts = tables.read_rollout_facts(path)
-    trained = pl.read_parquet(path / "training_facts.parquet" / "*.parquet")
-    joined = trained.join(facts, on="episode_id").explode("policy_versions").filter(pl.col("policy_versions") >= 0)
-    lag = pl.col("step") - pl.col("policy_versions")
-    grouped = joined.group_by("step").agg(lag.min().alias("low"), lag.max().alias("high")).sort("step")
-    return [tuple(row) for row in grouped.iter_rows()]
 
 
 @pytest.mark.parametrize("k", range(9))
@@ -115,62 +92,6 @@ def test_sync_is_reproducible_and_resuming_changes_nothing(tmp_path: Path) -> No
     train(config, stopped, True, ignore)
     assert same(final_weights(first), final_weights(stopped))
     assert tables.read_rollout_facts(stopped).sort("episode_id").drop("turns").equals(facts[0])
-
-
-def test_a_resumed_asynchronous_run_keeps_its_queue_and_its_lag(tmp_path: Path) -> None:
-    config = quickstart(*SMALL, "pipeline.exact_lag=2", "num_steps=6", "checkpoint.every=2")
-    rows: list[dict[str, Any]] = []
-
-    def stop_after_three(row: dict[str, Any]) -> None:
-        rows.append(row)
-        if row["step"] == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    outcome = train(config, tmp_path, False, stop_after_three)
-    assert (outcome.step, outcome.complete) == (3, False)
-    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-000002", "step-000003"]
-    assert train(config, tmp_path, True, ignore).complete
-    assert recorded_lags(tmp_path) == [(step, min(step, 2), min(step, 2)) for step in range(6)]
-    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(6))
-    extended = config.model_copy(update={"num_steps": 8})
-    assert train(extended, tmp_path, True, ignore).complete
-    assert recorded_lags(tmp_path)[6:] == [(6, 0, 0), (7, 1, 1)]
-
-
-def test_a_batch_used_for_several_updates_is_recorded_at_the_lag_of_each_and_resumed(tmp_path: Path) -> None:
-    reuse = ("trainer.num_minibatches=2", "trainer.num_epochs=2", "pipeline.exact_lag=1", "eval.every=1")
-    config = quickstart(*SMALL, *reuse, "eval.num_prompts=2", "num_steps=3", "trainer.proximal.every=1")
-    train(config.model_copy(update={"num_steps": 1}), tmp_path, False, ignore)
-    assert RunState.load(newest_checkpoint(tmp_path)).policy_version == 4
-    with pytest.raises(ValueError, match="made 4 updates of each batch, and the config now asks for 1"):
-        train(quickstart(*SMALL, "pipeline.exact_lag=1", "num_steps=3"), tmp_path, True, ignore)
-    assert train(config, tmp_path, True, ignore).complete
-    facts = tables.read_rollout_facts(tmp_path)
-    sampled_at = facts.group_by("batch").agg(pl.col("min_policy_version").min(), pl.col("max_policy_version").max())
-    # The run ended after its first batch, so its second was sampled with the weights then: version 4, after 4 updates.
-    assert sampled_at.sort("batch").rows() == [(0, 0, 0), (1, 4, 4), (2, 4, 4)]
-    trained = pl.read_parquet(tmp_path / "training_facts.parquet" / "*.parquet").sort("step", "order")
-    assert trained["trained_at"].to_list() == [[4 * s + m, 4 * s + m + 2] for s in range(3) for m in (0, 0, 1, 1)]
-    lags = tables.read_mismatch(tmp_path).filter(pl.col("part") == "total", pl.col("scope") == "lag")
-    recorded = lags.select("step", "update", "lag").unique().sort("step", "update").rows()
-    assert recorded == [(0, h, h) for h in range(4)] + [(1, h, h) for h in range(4)] + [(2, h, 4 + h) for h in range(4)]
-    rows = read_metrics(tmp_path)
-    assert [row["policy_version"] for row in rows] == [0, 4, 8, 12]
-    assert [row["lag_max"] for row in rows[:3]] == [3, 3, 7]
-    assert [row["eval_policy_version"] for row in rows] == [0, 4, 8, 12]
-
-
-def test_a_run_stopped_near_its_end_can_go_on_for_longer(tmp_path: Path) -> None:
-    config = quickstart(*SMALL, "pipeline.exact_lag=2", "num_steps=4")
-
-    def stop_before_the_last(row: dict[str, Any]) -> None:
-        if row["step"] == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    assert train(config, tmp_path, False, stop_before_the_last).step == 3
-    assert train(config.model_copy(update={"num_steps": 6}), tmp_path, True, ignore).complete
-    # Batch 3 was queued; nothing was sampled for 4 and 5, so they are as fresh as the weights at step 3.
-    assert recorded_lags(tmp_path) == [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 2, 2), (4, 1, 1), (5, 2, 2)]
 
 
 def test_a_run_directory_is_one_process_s(tmp_path: Path) -> None:
@@ -218,78 +139,6 @@ def test_sat_fires_at_top_p_below_1_and_the_mismatch_splits(tmp_path: Path) -> N
     table = tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
     assert table["implementation"].item() < 1e-5 < table["policy_lag"].item()
     assert 1 <= table["kept_size"].item() < 20
-
-
-def kill_while_busy(server: ToolServer) -> None:
-    """Kill the server once it has run a few calls."""
-    with httpx.Client() as client:
-        while client.get(f"{server.url}/health").json()["execs"] < 3:
-            time.sleep(0.02)
-    server.process.kill()
-
-
-def test_a_tool_server_that_dies_is_restarted_and_its_episodes_are_reissued(tmp_path: Path) -> None:
-    config = quickstart("num_steps=3", "batch.num_prompts=8", "eval.every=0", "rollout.max_attempts=5")
-    with ToolServer(config.sandbox) as server:
-        stages = start_stages(config, build_prompts(config), server, waves=False)
-        killer = threading.Thread(target=kill_while_busy, args=(server,))
-        schedule = Schedule(prefetch=1, broadcast_interval=1)
-        load_weights(stages, None, 0, served=0)
-        directory = RunDirectory(tmp_path, config)
-        killer.start()
-        BatchController(config, schedule, stages, directory, ignore).run()
-        assert server.num_restarts == 1
-        stages.close()
-    counts = directory.ledger.counts()
-    assert counts["episodes_reissued"] > 0
-    assert counts["issued"] == counts["trained"] + counts["dropped"] == 24
-    assert (tables.read_rollout_facts(tmp_path)["attempt"] > 0).sum() > 0
-
-
-def test_a_tool_server_that_stays_away_stops_the_run_with_its_name(tmp_path: Path) -> None:
-    with ToolServer(SandboxConfig()) as server:
-        config = quickstart(*SMALL, f"sandbox.url={server.url}", "sandbox.patience_s=1", "num_steps=2")
-        threading.Thread(target=kill_while_busy, args=(server,)).start()
-        with pytest.raises(SandboxError, match=server.url):
-            train(config, tmp_path, False, ignore)
-
-
-def test_ctrl_c_on_the_command_line_says_how_to_continue(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent_rl.cli", "train", str(QUICKSTART), *SMALL, "--run", str(tmp_path / "run")]
-    lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("step 1 "):
-                os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone
-    assert process.returncode == 0
-    assert f"continue with: agent-rl train --resume {tmp_path / 'run'}" in lines[-1]
-    assert RunState.load(newest_checkpoint(tmp_path / "run")).step >= 2
-
-
-def test_groups_without_spread_are_replaced_at_the_promised_lag_and_resumed(tmp_path: Path) -> None:
-    more = ("batch.max_replacements=6", "batch.group_size=4", "pipeline.exact_lag=2", "num_steps=4")
-    config = quickstart(*SMALL, *more)
-    train(config.model_copy(update={"num_steps": 3}), tmp_path, False, ignore)
-    assert train(config, tmp_path, True, ignore).complete
-    # Nothing was queued at the end of the first run, so its last weights sampled the fourth batch.
-    assert recorded_lags(tmp_path) == [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 0, 0)]
-    facts = tables.read_rollout_facts(tmp_path)
-    outcome = pl.col("reward_parts").str.json_decode(pl.Struct({"outcome": pl.Float64})).struct.field("outcome")
-    spread = facts.group_by("batch", "group_id").agg(outcome.n_unique().alias("values"))
-    trained = pl.read_parquet(tmp_path / "training_facts.parquet" / "*.parquet").filter(pl.col("fate") == "trained")
-    kept = spread.filter(pl.col("group_id").is_in(trained["group_id"].to_list()))
-    assert kept.height == trained["group_id"].n_unique() <= 8
-    counts = read_metrics(tmp_path)[-1]
-    assert counts["groups/issued"] == counts["groups/trained"] + counts["groups/dropped"] == spread.height
-    assert counts["groups/dropped/no_spread"] == spread.height - kept.height > 0
-    assert sorted(spread["group_id"].to_list()) == list(range(spread.height)), "the stream has no gap and no repeat"
-    per_batch = kept.group_by("batch").agg((pl.col("values") > 1).all().alias("all_spread"), pl.len().alias("groups"))
-    assert (per_batch["groups"] <= 2).all()
-    sampled = spread.group_by("batch").len()
-    short = per_batch.filter(~pl.col("all_spread")).join(sampled, on="batch")
-    assert (short["len"] == 8).all(), "a group without spread is trained on only where no prompt gave one"
 
 
 def test_evaluation_beside_training_is_of_a_named_version_and_compares(tmp_path: Path) -> None:
