@@ -128,8 +128,8 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
         await worker.update_weights(WeightFile(TINY / "model.safetensors"), 7)
         source = registry.build("prompts", config.prompts, 3)
         run = asyncio.create_task(worker.run([EpisodeTask(source.prompt(i), i, i, 0) for i in range(8)]))
-        process = worker.engine._server.process
-        while len(worker.engine._tasks) < 8:
+        process = worker.engine.engine._server.process
+        while len(worker.engine.engine._tasks) < 8:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)  # all first turns are under way
         os.killpg(process.process_id, signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
     for episode in result.episodes:
         versions = episode.trajectory.policy_versions[episode.trajectory.loss_mask]
         assert set(versions.tolist()) == {7}
-    assert not worker.engine._server.process.alive
+    assert not worker.engine.engine._server.process.alive
 
 
 def test_a_server_that_hangs_is_noticed_and_its_requests_are_failed(moe: Shared) -> None:
