@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from agent_rl.records import Completion, FinishReason, IntArray, SamplingMask, SamplingParams
-from agent_rl.rollout.engines.base import Engine
+from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
+from agent_rl.rollout.engines.base import Engine, joined
 from agent_rl.weights.base import Weights
 
 Update = Literal["in_flight", "drain", "abort"]
@@ -93,17 +93,3 @@ def rest_of(params: SamplingParams, num_done: int) -> SamplingParams:
         return params
     seed = int.from_bytes(blake2b(f"{params.seed}/{num_done}".encode(), digest_size=8).digest()) >> 1
     return replace(params, max_new_tokens=params.max_new_tokens - num_done, seed=seed)
-
-
-def joined(parts: list[Completion]) -> Completion:
-    """Consecutive parts of one turn as one completion, which ends as the last part does."""
-    routed = [part.routed_experts for part in parts if part.routed_experts is not None]
-    assert len(routed) in (0, len(parts)), "some parts of a turn report routing and some do not"
-    return Completion(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        behavior_logprobs=np.concatenate([part.behavior_logprobs for part in parts]),
-        sampling_mask=SamplingMask.concat([part.sampling_mask for part in parts]),
-        policy_versions=np.concatenate([part.policy_versions for part in parts]),
-        finish_reason=parts[-1].finish_reason,
-        routed_experts=np.concatenate(routed) if routed else None,
-    )

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.records import FinishReason, SamplingParams
 from agent_rl.registry import find
-from agent_rl.rollout.engines.base import EngineError
+from agent_rl.rollout.engines.base import EngineError, joined
 from agent_rl.rollout.engines.sglang import SGLangEngine
 from agent_rl.rollout.sglang.config import SGLangConfig
-from agent_rl.rollout.sglang.messages import ModelShape, VersionLabels, joined, read_part, request_body
+from agent_rl.rollout.sglang.messages import ModelShape, VersionLabels, read_part, request_body
 from agent_rl.rollout.sglang.server import launch_command, launch_environment
 from agent_rl.rollout.sglang.weights import as_directory, check_shapes
 from agent_rl.settings import check
@@ -50,8 +50,8 @@ def test_the_whole_support_is_read_from_the_plain_log_probs() -> None:
     part = read_part(
         answer([7, 2], "stop", output_token_logprobs=[[-0.5, 7, None], [-1.5, 2, None]]), body, LABELS, SHAPE
     )
-    assert part.logprobs.tolist() == [-0.5, -1.5]
-    assert part.kept.sizes.tolist() == [0, 0]
+    assert part.behavior_logprobs.tolist() == [-0.5, -1.5]
+    assert part.sampling_mask.sizes.tolist() == [0, 0]
     assert part.policy_versions.tolist() == [3, 3]
 
 
@@ -61,9 +61,9 @@ def test_a_cut_support_is_read_from_the_kept_sets_and_never_from_the_plain_log_p
     plain = [[-9.0, 7, None], [-9.0, 2, None]]
     kept = {"output_token_sampling_mask": [[8, 7], [2]], "output_token_sampling_logprobs": [-0.25, 0.0]}
     part = read_part(answer([7, 2], output_token_logprobs=plain, **kept), body, LABELS, SHAPE)
-    assert part.logprobs.tolist() == [-0.25, 0.0]
-    assert part.kept.token_ids.tolist() == [7, 8, 2]
-    assert part.kept.sizes.tolist() == [2, 1]
+    assert part.behavior_logprobs.tolist() == [-0.25, 0.0]
+    assert part.sampling_mask.token_ids.tolist() == [7, 8, 2]
+    assert part.sampling_mask.sizes.tolist() == [2, 1]
     with pytest.raises(EngineError, match="2 sampled tokens came with 0 log-probs"):
         read_part(answer([7, 2], output_token_logprobs=plain), body, LABELS, SHAPE)
 
@@ -71,8 +71,8 @@ def test_a_cut_support_is_read_from_the_kept_sets_and_never_from_the_plain_log_p
 def test_greedy_is_certain_of_its_token() -> None:
     body = request_body(PROMPT, SamplingParams(temperature=0.0), 8, -1, None)
     part = read_part(answer([7, 2]), body, LABELS, SHAPE)
-    assert part.logprobs.tolist() == [0.0, 0.0]
-    assert part.kept.token_ids.tolist() == [7, 2]
+    assert part.behavior_logprobs.tolist() == [0.0, 0.0]
+    assert part.sampling_mask.token_ids.tolist() == [7, 2]
 
 
 def test_routing_is_read_for_the_inputs_asked_for_and_left_out_on_dense_layers() -> None:
@@ -97,8 +97,8 @@ def test_parts_of_an_aborted_request_join_to_one_completion() -> None:
     last = read_part(
         answer([2], "stop", output_token_logprobs=[[-2.0, 2, None]], weight_version="ab12-4"), body, LABELS, SHAPE
     )
-    assert first.finish_reason is nothing.finish_reason is None
-    whole = joined([first, nothing, last], FinishReason.STOP)
+    assert first.finish_reason is nothing.finish_reason is FinishReason.ABORT
+    whole = joined([first, nothing, last])
     assert (whole.token_ids.tolist(), whole.behavior_logprobs.tolist()) == ([7, 2], [-1.0, -2.0])
     assert (whole.policy_versions.tolist(), whole.finish_reason.value) == ([3, 4], "stop")
 

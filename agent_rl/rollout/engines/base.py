@@ -2,7 +2,9 @@
 
 from typing import Protocol
 
-from agent_rl.records import Completion, IntArray, SamplingParams
+import numpy as np
+
+from agent_rl.records import Completion, IntArray, SamplingMask, SamplingParams
 from agent_rl.weights.base import Weights
 
 
@@ -64,3 +66,17 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def joined(parts: list[Completion]) -> Completion:
+    """Consecutive parts of one turn as one completion, which ends as the last part does."""
+    routed = [part.routed_experts for part in parts if part.routed_experts is not None]
+    assert len(routed) in (0, len(parts)), "some parts of a turn report routing and some do not"
+    return Completion(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        behavior_logprobs=np.concatenate([part.behavior_logprobs for part in parts]),
+        sampling_mask=SamplingMask.concat([part.sampling_mask for part in parts]),
+        policy_versions=np.concatenate([part.policy_versions for part in parts]),
+        finish_reason=parts[-1].finish_reason,
+        routed_experts=np.concatenate(routed) if routed else None,
+    )

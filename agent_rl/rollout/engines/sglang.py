@@ -10,10 +10,10 @@ import numpy as np
 
 from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
 from agent_rl.registry import PartBase
-from agent_rl.rollout.engines.base import EngineError
+from agent_rl.rollout.engines.base import EngineError, joined
 from agent_rl.rollout.sglang.client import Client, RefusedError, UnreachableError
 from agent_rl.rollout.sglang.config import SGLangConfig
-from agent_rl.rollout.sglang.messages import ModelShape, Part, VersionLabels, joined, read_part, request_body
+from agent_rl.rollout.sglang.messages import ModelShape, VersionLabels, read_part, request_body
 from agent_rl.rollout.sglang.supervisor import Supervisor
 from agent_rl.weights.base import Weights
 
@@ -127,7 +127,7 @@ class SGLangEngine(PartBase):
         What was to be interrupted is handed out, once it has a token.
         """
         limit = min(params.max_new_tokens, self._config.max_sequence_tokens - len(token_ids))
-        parts: list[Part] = []
+        parts: list[Completion] = []
         for _ in range(limit + _MAX_EMPTY_ABORTS):
             rid = secrets.token_hex(12)
             try:
@@ -135,10 +135,9 @@ class SGLangEngine(PartBase):
             finally:
                 interrupted = self._rids.pop(rid, None) is None
             parts.append(part)
-            if part.finish_reason is not None:
-                return joined(parts, part.finish_reason)
-            if interrupted and any(len(part.token_ids) for part in parts):
-                return joined(parts, FinishReason.ABORT)
+            handed_out = interrupted and any(len(part.token_ids) for part in parts)
+            if part.finish_reason is not FinishReason.ABORT or handed_out:
+                return joined(parts)
             token_ids, limit = np.concatenate([token_ids, part.token_ids]), limit - len(part.token_ids)
             if routed_from is not None and part.routed_experts is not None:
                 routed_from += len(part.routed_experts)
@@ -146,7 +145,7 @@ class SGLangEngine(PartBase):
 
     async def _sample(
         self, client: Client, rid: str, token_ids: IntArray, params: SamplingParams, limit: int, routed_from: int | None
-    ) -> Part:
+    ) -> Completion:
         body = request_body(token_ids, params, limit, self._top_k(params), routed_from)
         body["rid"], self._rids[rid] = rid, client
         if self._config.on_update == "in_place":
@@ -173,9 +172,9 @@ class SGLangEngine(PartBase):
             return min(self._config.sampling_mask_max_tokens, self._shape.vocab_size)
         return params.top_k
 
-    def _check_nucleus(self, part: Part, params: SamplingParams) -> None:
+    def _check_nucleus(self, part: Completion, params: SamplingParams) -> None:
         cap = self._config.sampling_mask_max_tokens
-        if params.top_k == -1 and cap < self._shape.vocab_size and part.kept.sizes.max(initial=0) >= cap:
+        if params.top_k == -1 and cap < self._shape.vocab_size and part.sampling_mask.sizes.max(initial=0) >= cap:
             raise ValueError(f"top-p kept {cap} tokens or more, the most that the server reports{_hint('')}")
 
     def _abort(self, client: Client, rid: str) -> None:

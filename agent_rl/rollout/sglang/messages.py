@@ -34,18 +34,6 @@ class ModelShape:
         return ModelShape(config["vocab_size"], positions, routed, config.get("num_experts_per_tok", 0))
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one request sampled. `finish_reason` is None if the server aborted it: the rest is still to come."""
-
-    token_ids: IntArray
-    logprobs: FloatArray
-    kept: SamplingMask
-    policy_versions: IntArray
-    routed_experts: ShortArray | None
-    finish_reason: FinishReason | None
-
-
 def request_body(
     token_ids: IntArray, params: SamplingParams, max_new_tokens: int, top_k: int, routed_from: int | None
 ) -> dict[str, Any]:
@@ -67,18 +55,20 @@ def request_body(
     return body
 
 
-def read_part(answer: dict[str, Any], body: dict[str, Any], versions: "VersionLabels", shape: ModelShape) -> Part:
-    """The answer to `body`. Raises `EngineError` if something that was asked for is missing."""
+def read_part(answer: dict[str, Any], body: dict[str, Any], versions: "VersionLabels", shape: ModelShape) -> Completion:
+    """The answer to `body`; its end is ABORT if the server aborted it: the rest is still to come.
+
+    Raises `EngineError` if something that was asked for is missing."""
     meta = answer["meta_info"]
     ids = np.asarray(answer.get("output_ids") or [], np.int32)
     logprobs, kept = _behavior(meta, body, ids)
-    return Part(
+    return Completion(
         token_ids=ids,
-        logprobs=logprobs,
-        kept=kept,
+        behavior_logprobs=logprobs,
+        sampling_mask=kept,
         policy_versions=versions.per_token(meta, len(ids)),
         routed_experts=_routed_experts(meta, body, len(ids), shape),
-        finish_reason=_FINISHED.get(meta["finish_reason"]["type"]),
+        finish_reason=_FINISHED.get(meta["finish_reason"]["type"], FinishReason.ABORT),
     )
 
 
@@ -154,16 +144,3 @@ class VersionLabels:
         if not label.startswith(self._prefix) or not number.isdigit():
             raise EngineError(f"the server stamped tokens {label!r}, which are weights that this run did not load")
         return int(number)
-
-
-def joined(parts: list[Part], finish: FinishReason) -> Completion:
-    """One completion of the parts of a request that was aborted and gone on with."""
-    routed = [part.routed_experts for part in parts if part.routed_experts is not None]
-    return Completion(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        behavior_logprobs=np.concatenate([part.logprobs for part in parts]),
-        sampling_mask=SamplingMask.concat([part.kept for part in parts]),
-        policy_versions=np.concatenate([part.policy_versions for part in parts]),
-        finish_reason=finish,
-        routed_experts=np.concatenate(routed) if routed else None,
-    )
