@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from torch import Tensor
 
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.shards import is_split, like, local, slices
+from agent_rl.weights.names import DTYPES, LENGTH_BYTES, expert_names
 
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_LENGTH_BYTES = 8
-_FUSED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
+_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_weights(
@@ -63,27 +61,14 @@ def _layout(weights: Mapping[str, Tensor], by_expert: bool) -> tuple[bytes, dict
     end = 0
     for name, tensor in sorted(weights.items(), key=lambda item: (-item[1].element_size(), item[0])):
         begins[name] = end
-        for part, shape in _names(name, tuple(tensor.shape), by_expert):
+        whole = [(name, tuple(tensor.shape))]
+        for part, shape in (expert_names(*whole[0]) or whole) if by_expert else whole:
             begin, end = end, end + torch.Size(shape).numel() * tensor.element_size()
             entries[part] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)
-    first = _LENGTH_BYTES + len(text)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, {n: first + b for n, b in begins.items()}, first + end
-
-
-def _names(name: str, shape: tuple[int, ...], by_expert: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """What lies in the bytes of a tensor: itself, or the matrices of each expert, which fusing put one after another.
-
-    gate_up_proj [E, 2 I, d] is, for each expert, gate_proj [I, d] and up_proj [I, d].
-    """
-    fused = _FUSED.match(name) if by_expert else None
-    if fused is None:
-        return [(name, shape)]
-    experts, rows, columns = shape
-    kinds = ["down_proj"] if fused["kind"] == "down_proj" else ["gate_proj", "up_proj"]
-    part = (rows // len(kinds), columns)
-    return [(f"{fused['prefix']}.{e}.{kind}.weight", part) for e in range(experts) for kind in kinds]
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    first = LENGTH_BYTES + len(text)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, {n: first + b for n, b in begins.items()}, first + end
 
 
 def _create(path: Path, header: bytes, size: int) -> None:

@@ -1,15 +1,14 @@
 """Loading a new policy version into a model in place."""
 
-import re
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_rl.weights.base import Weights
+from agent_rl.weights.names import expert_names
 from agent_rl.weights.transfer.group import Seat
-
-_FUSED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
 def check_weights(model: Any, weights: Weights) -> None:
@@ -54,16 +53,7 @@ def _missing(model: Any, places: dict[str, Tensor], found: set[str]) -> list[str
 
 
 def experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The matrices of each expert in a fused tensor; none in any other.
-
-    gate_up_proj [E, 2 I, d] is, for each expert, gate_proj [I, d] and up_proj [I, d].
-    """
-    fused = _FUSED.match(name)
-    if fused is None:
-        return {}
-    kinds = ["down_proj"] if fused["kind"] == "down_proj" else ["gate_proj", "up_proj"]
-    return {
-        f"{fused['prefix']}.{expert}.{kind}.weight": part
-        for expert, whole in enumerate(tensor)
-        for kind, part in zip(kinds, whole.chunk(len(kinds)), strict=True)
-    }
+    """The matrices of each expert in a fused tensor, as views; none in any other."""
+    parts = expert_names(name, tuple(tensor.shape))
+    pieces = torch.split(tensor.view(-1), [prod(shape) for _, shape in parts]) if parts else []
+    return {part: piece.view(shape) for (part, shape), piece in zip(parts, pieces, strict=True)}

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_LENGTH_BYTES = 8
+from agent_rl.weights.names import DTYPES, LENGTH_BYTES
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,14 @@ class Bucket:
 def head(path: Path) -> bytes:
     """What comes before the tensors' bytes in a safetensors file."""
     with path.open("rb") as file:
-        length = file.read(_LENGTH_BYTES)
+        length = file.read(LENGTH_BYTES)
         return length + file.read(int.from_bytes(length, "little"))
 
 
 def plan(path: Path, bucket_bytes: int) -> tuple[Bucket, ...]:
     """The buckets of a weight file: `bucket_bytes` or less each, except that a larger tensor has one for itself."""
     text = head(path)
-    entries = json.loads(text[_LENGTH_BYTES:])
+    entries = json.loads(text[LENGTH_BYTES:])
     entries.pop("__metadata__", None)
     runs: list[list[tuple[str, Any]]] = [[]]
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
@@ -70,7 +69,7 @@ def _bucket(run: list[tuple[str, Any]], first: int) -> Bucket:
     begin, end = run[0][1]["data_offsets"][0], run[-1][1]["data_offsets"][1]
     return Bucket(
         names=tuple(name for name, _ in run),
-        dtypes=tuple(_DTYPES[entry["dtype"]] for _, entry in run),
+        dtypes=tuple(DTYPES[entry["dtype"]] for _, entry in run),
         shapes=tuple(tuple(entry["shape"]) for _, entry in run),
         begin=first + begin,
         size=end - begin,
