@@ -36,7 +36,7 @@ class MeasuredLag:
 def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
     """Over the steps from `first_step` on. Raises `ValueError` if the run has trained on nothing since."""
     rows = [row for row in run.metrics() if row["step"] >= first_step and row.get("train_s") is not None]
-    trained = _read(run.path / "training_facts.parquet", ("step", "group_id", "episode_id", "fate"))
+    trained = _read(run.path / "training_facts.parquet", ("step", "group_id", "episode_id", "fate", "trained_at"))
     if not rows or trained.is_empty():
         raise ValueError(
             f"{run.path} has no trained step from step {first_step} on; wait for one or lower --first-step"
@@ -51,7 +51,7 @@ def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
     )
     lags = joined.join(groups, on=group).select(
         (pl.col("ended") - pl.col("min_policy_version")).mean().alias("pre_queue"),
-        (pl.col("step") - pl.col("ended")).mean().alias("in_queue"),
+        (pl.col("trained_at").list.first() - pl.col("ended")).mean().alias("in_queue"),
         pl.col("num_sampled").mean().alias("length"),
         seconds.list.sum().mean().alias("response_s"),
     )

@@ -58,11 +58,13 @@ def fact(group: int, episode: int, sampled: int, first: int, last: int, seconds:
     }
 
 
-def test_measured_figures_from_worked_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trained_at", "in_queue"), [([3], 1.0), ([6, 7], 4.0)], ids=["one update", "two a batch"])
+def test_measured_figures_from_worked_rows(tmp_path: Path, trained_at: list[int], in_queue: float) -> None:
     rows = [fact(0, 0, 10, 1, 1, 0.5), fact(0, 1, 30, 0, 2, 1.5), fact(1, 2, 20, 2, 2, 1.0), fact(1, 3, 20, 1, 2, 1.0)]
     facts.write_part(tmp_path / "rollout_facts.parquet", 0, rows, facts.ROLLOUT_FACTS)
     trained = [
-        {"step": 3, "group_id": g, "episode_id": e, "fate": "trained"} for g, e in ((0, 0), (0, 1), (1, 2), (1, 3))
+        {"step": 3, "group_id": g, "episode_id": e, "fate": "trained", "trained_at": trained_at}
+        for g, e in ((0, 0), (0, 1), (1, 2), (1, 3))
     ]
     facts.write_part(tmp_path / "training_facts.parquet", 3, trained, facts.TRAINING_FACTS)
     (tmp_path / "metrics.jsonl").write_text(
@@ -73,7 +75,7 @@ def test_measured_figures_from_worked_rows(tmp_path: Path) -> None:
     assert found.response_s == pytest.approx(1.25)
     assert (found.train_s, found.batch, found.token_lag) == (2.5, 4.0, 1.5)
     assert found.pre_queue == pytest.approx((1 + 2 + 0 + 1) / 4)
-    assert found.in_queue == pytest.approx(1.0)
+    assert found.in_queue == pytest.approx(in_queue)
     assert found.rho(concurrency=2) == pytest.approx((2 / 1.25) / (4 / 2.5))
 
 
