@@ -35,7 +35,7 @@ class Placement:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus}
         if self.group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
+                self.group, placement_group_bundle_index=bundle
             )
         return options
 
@@ -43,10 +43,8 @@ class Placement:
 @contextmanager
 def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
     """The cluster at `ray.address` with places reserved there, or a Ray of this run's own on this machine."""
-    ranks = config.num_trainer_ranks
-    trainers = ranks + (ranks > 1)  # several processes stand behind one more
-    num_actors = _num_workers(config, with_trainer) + with_trainer * trainers
-    gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus if ranks == 1 else 0.0)
+    num_actors = _num_workers(config, with_trainer) + with_trainer * _num_trainers(config)
+    gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus if config.num_trainer_ranks == 1 else 0.0)
     if config.ray.address is None:
         with local_ray(num_actors):
             yield gpus
@@ -59,6 +57,11 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
             remove_placement_group(group)
 
 
+def _num_trainers(config: RunConfig) -> int:
+    """Several ranks stand behind one more actor."""
+    return config.num_trainer_ranks + (config.num_trainer_ranks > 1)
+
+
 def _num_workers(config: RunConfig, with_trainer: bool) -> int:
     """Those of evaluation stand after the others."""
     return config.rollout.num_workers + with_trainer * config.eval.workers
@@ -67,8 +70,7 @@ def _num_workers(config: RunConfig, with_trainer: bool) -> int:
 def _reserve(config: RunConfig, with_trainer: bool) -> Any:
     """Reserve a place for each actor. Raises `ValueError` if the cluster has no room, or weights cannot get there."""
     workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(_num_workers(config, with_trainer))]
-    ranks = config.num_trainer_ranks
-    trainer = {"CPU": float(ranks + (ranks > 1)), "GPU": config.ray.trainer_gpus}
+    trainer = {"CPU": float(_num_trainers(config)), "GPU": config.ray.trainer_gpus}
     wanted = [trainer] * with_trainer + workers
     bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in wanted]
     group = placement_group(bundles, strategy=config.ray.placement.upper())

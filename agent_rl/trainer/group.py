@@ -4,6 +4,7 @@ import socket
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agent_rl.config import RunConfig
 from agent_rl.records import Trajectory
@@ -12,12 +13,20 @@ from agent_rl.trainer.worker import RankAddress, TrainWorker
 
 
 class TrainGroup:
-    """dp x tp `TrainWorker`s, one process each; every call goes to all, and the first one's answer is the answer."""
+    """dp x tp `TrainWorker`s, one process each; every call goes to all, and the first one's answer is the answer.
+
+    Where places are reserved they are all in the first, the trainer's own.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         num_ranks = config.trainer.layout.num_ranks
         port = _free_port()
-        worker = ray.remote(TrainWorker).options(num_cpus=1, num_gpus=config.ray.trainer_gpus / num_ranks)
+        gpus, here = config.ray.trainer_gpus / num_ranks, ray.util.get_current_placement_group()
+        worker = ray.remote(TrainWorker).options(
+            num_cpus=1,
+            num_gpus=gpus,
+            scheduling_strategy="DEFAULT" if here is None else PlacementGroupSchedulingStrategy(here, 0),
+        )
         addresses = [RankAddress(rank, num_ranks, ray.util.get_node_ip_address(), port) for rank in range(num_ranks)]
         self._workers = [worker.remote(config, address) for address in addresses]
 

@@ -50,3 +50,11 @@ def test_a_node_that_is_killed_costs_no_step(two_nodes: Cluster, tmp_path: Path)
     assert [row["step"] for row in read_metrics(tmp_path) if row["wall_s"] is not None] == [0, 1, 2, 3]
     last = read_metrics(tmp_path)[-1]
     assert last["groups/issued"] == last["groups/trained"] + last["groups/dropped"] + last["groups/in_flight"]
+
+
+def test_the_ranks_of_a_trainer_stand_in_its_own_place(two_nodes: Cluster, tmp_path: Path) -> None:
+    """Of the rollout workers' places none is taken: they would wait for ever."""
+    two_nodes.add_node(num_cpus=3, object_store_memory=STORE)
+    two_nodes.wait_for_nodes()
+    config = quickstart(*SMALL, f"ray.address={two_nodes.address}", "trainer.dp=2", "num_steps=1")
+    assert train(config, tmp_path, False, lambda row: None).complete
