@@ -24,9 +24,9 @@ RAY_MAY_BE_IMPORTED_BY = {
     "agent_rl/pipeline/cluster.py",
     "agent_rl/trainer/group.py",
     "agent_rl/weights/distributed.py",
-    "agent_rl/weights/tensor.py",
     "agent_rl/weights/transfer/handles.py",
     "agent_rl/weights/transfer/keeper.py",
+    "agent_rl/weights/transfer/kept.py",
 }
 SOURCES = sorted(p for top in ("agent_rl", "sandbox", "tools") for p in (ROOT / top).rglob("*.py"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agent_rl.trainer.ranks import Ranks
 from agent_rl.trainer.shards import is_split, like, local, slices
-from agent_rl.weights.names import DTYPES, LENGTH_BYTES, expert_names
+from agent_rl.weights.transfer.names import DTYPES, LENGTH_BYTES, expert_names
 
 _DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -1,7 +1,6 @@
 """Weights by broadcasts in a process group of the trainer, its rank 0, and all engines."""
 
 import contextlib
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +10,12 @@ from pydantic import Field
 from ray.exceptions import RayError
 
 from agent_rl.registry import PartBase, PartConfig
-from agent_rl.weights.base import WeightsLostError
 from agent_rl.weights.transfer.engines import check_engine
 from agent_rl.weights.transfer.handles import WeightBroadcast
-from agent_rl.weights.transfer.keeper import CLOSE_S
+from agent_rl.weights.transfer.kept import KeptByTrainer, answer
 
 
-class Distributed(PartBase):
+class Distributed(KeptByTrainer, PartBase):
     """The trainer keeps each version in the memory of its machine and broadcasts it, bucket by bucket, when it is due.
 
     An engine that was not there for it, since it or its server was started again, asks the trainer, which sends it the
@@ -45,30 +43,20 @@ class Distributed(PartBase):
                 )
 
     def __init__(self, config: Config, trainer: Any, num_workers: int, engine: Any) -> None:
-        self._config, self._trainer = config, trainer
+        super().__init__(trainer)
+        self._config = config
         self._backend = "gloo" if engine.type == "embedded" else config.backend
         self._num_workers, self._num_ranks = num_workers, int(getattr(engine, "tp_size", 1))
-        self._folder = ""
         self._sending: Any = None
-
-    def _path(self, policy_version: int) -> str:
-        self._folder = self._folder or self._answer("folder")
-        return f"{self._folder}/{policy_version}.safetensors"
-
-    def _answer(self, method: str, *arguments: Any) -> Any:
-        try:
-            return ray.get(self._trainer.weights.remote(method, *arguments))
-        except RayError as error:
-            raise WeightsLostError(f"the trainer sends no weights: {error}") from None
 
     def publish(self, policy_version: int) -> list[Any]:
         return [self._trainer.publish.remote(self._path(policy_version))]
 
     def weights(self, policy_version: int) -> WeightBroadcast:
         path, config = self._path(policy_version), self._config
-        buckets = self._answer("plan", path, int(config.bucket_mb * (1 << 20)))
+        buckets = answer(self._keeper("plan", path, int(config.bucket_mb * (1 << 20))))
         if self._backend == "auto":
-            self._backend = self._answer("backend")
+            self._backend = answer(self._keeper("backend"))
         ranks = (self._num_workers, self._num_ranks)
         return WeightBroadcast(self._trainer, path, buckets, *ranks, self._backend, config.timeout_s)
 
@@ -79,21 +67,15 @@ class Distributed(PartBase):
                 ray.get(self._sending)
         weights = self.weights(policy_version)
         size = 1 + self._num_workers * self._num_ranks
-        meeting = self._answer("meet_all", size, self._backend, self._config.timeout_s)
-        self._sending = self._trainer.weights.remote("send", weights.path, weights.buckets, meeting)
+        meeting = answer(self._keeper("meet_all", size, self._backend, self._config.timeout_s))
+        self._sending = self._keeper("send", weights.path, weights.buckets, meeting)
         return replace(weights, meeting=meeting)
 
     def save(self, policy_version: int, path: Path) -> list[Any]:
-        return [self._trainer.weights.remote("copy", self._path(policy_version), str(path))]
+        return [self._keeper("copy", self._path(policy_version), str(path))]
 
     def restore(self, policy_version: int, path: Path) -> list[Any]:
-        return [self._trainer.weights.remote("copy", str(path), self._path(policy_version))]
+        return [self._keeper("copy", str(path), self._path(policy_version))]
 
     def retire(self, policy_version: int) -> None:
-        self._trainer.weights.remote("remove", self._path(policy_version))
-
-    def close(self) -> None:
-        """Free the memory; of a trainer elsewhere that does not answer, its machine's next trainer does."""
-        ray.wait([self._trainer.weights.remote("close")], timeout=CLOSE_S)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._keeper("remove", self._path(policy_version))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.weights.base import Weights
-from agent_rl.weights.names import expert_names
 from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.names import expert_names
 
 
 def check_weights(model: Any, weights: Weights) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_rl.weights.names import DTYPES, LENGTH_BYTES
+from agent_rl.weights.transfer.names import DTYPES, LENGTH_BYTES
 
 
 @dataclass(frozen=True)
