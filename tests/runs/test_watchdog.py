@@ -20,7 +20,7 @@ from tools.base import Tool, ToolResult
 
 class HangingTool(Tool):
     class Config(BaseModel):
-        type: Literal["tests.pipeline.test_watchdog.HangingTool"] = "tests.pipeline.test_watchdog.HangingTool"
+        type: Literal["tests.runs.test_watchdog.HangingTool"] = "tests.runs.test_watchdog.HangingTool"
         blocks_loop: bool = False
 
     name = "python"
@@ -48,7 +48,7 @@ def hang(path: Path, blocks_loop: bool) -> str:
     config = quickstart(
         *("num_steps=2", "batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "pipeline={type: sync}"),
         *("watchdog={after_s: 4, policy: stop}",),
-        f"rollout.tools=[{{type: tests.pipeline.test_watchdog.HangingTool, blocks_loop: {str(blocks_loop).lower()}}}]",
+        f"rollout.tools=[{{type: tests.runs.test_watchdog.HangingTool, blocks_loop: {str(blocks_loop).lower()}}}]",
     )
     with pytest.raises(StalledError) as stalled:
         train(config, path, False, lambda row: None)
