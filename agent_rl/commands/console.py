@@ -51,6 +51,11 @@ def _sentence(error: BaseException) -> str:
         return f"a disk that is written to is full{f', at {error.filename}' if error.filename else ''}; free some space"
     if not _from_ray(error):
         return text
+    if type(error).__name__ in ("ObjectStoreFullError", "OutOfDiskError"):
+        return (
+            "Ray's object store is full, and there is no room on the disk it spills to (/tmp/ray unless Ray was told "
+            "otherwise); free some space there, or use a Ray with a larger --object-store-memory by ray.address"
+        )
     lines = text.splitlines()
     return lines[-1].strip() if "creation task" in lines[0] else f"{type(error).__name__}: {lines[0].rstrip('.')}"
 
