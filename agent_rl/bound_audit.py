@@ -50,7 +50,7 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
 
 def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch], updates_per_batch: int) -> list[Tensor]:
     """D(mu, pi) at each sampled token of each batch, [A]; one pass a version that tokens were sampled with."""
-    behavior = load_model(str(recorded.checkpoint)).requires_grad_(False)
+    behavior = load_model(str(recorded.checkpoint), recorded.config.trainer.compute).requires_grad_(False)
     found = [torch.zeros(len(batch.active)) for batch in batches]
     versions = [batch.policy_versions[batch.active.index] for batch in batches]
     for version in sorted(set(torch.cat(versions).tolist())):

@@ -54,7 +54,7 @@ class EvalConfig(Settings):
     sampling: EvalSamplingConfig | None = None
     """How tokens are drawn in evaluation; null draws them as in training."""
     every: int = Field(5, ge=0)
-    """Optimizer steps between evaluations; 0 never evaluates. The last step is always evaluated otherwise."""
+    """Steps (rollout batches) between evaluations; the final policy is evaluated too. 0 never evaluates."""
     workers: int = Field(0, ge=0)
     """Rollout workers for evaluation alone, beside `rollout.num_workers`: training goes on while they evaluate, and a
     later line of metrics.jsonl has the figures, with `eval_step` and `eval_policy_version`. An evaluation that is due
@@ -67,7 +67,7 @@ class BatchConfig(Settings):
     num_prompts: int = Field(16, ge=1)
     """Prompts a step."""
     group_size: int = Field(8, ge=1)
-    """Episodes a prompt; group advantages need at least 2."""
+    """Episodes a prompt. Advantages within groups need at least 2; `reinforce_pp`, over the whole batch, needs 1."""
     max_replacements: int = Field(0, ge=0)
     """Dynamic sampling: groups whose outcomes are all the same are not trained on, and up to so many further prompts a
     batch take their place, sampled with the same weights; 0 trains on every group."""
@@ -94,7 +94,7 @@ class ModelConfig(Settings):
 
 class CheckpointConfig(Settings):
     every: int = Field(10, ge=0)
-    """Optimizer steps between checkpoints; 0 saves only when the run ends or is stopped."""
+    """Steps (rollout batches) between checkpoints; 0 saves only when the run ends or is stopped."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(0, ge=0)
@@ -144,10 +144,15 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
-        if self.batch.group_size < 2:
+        if self.batch.group_size < 2 and self.objective.advantage.estimator != "reinforce_pp":
             raise ValueError(
                 "batch.group_size is 1, but group advantages compare the episodes of a prompt; "
-                "set batch.group_size to 2 or more"
+                "set batch.group_size to 2 or more, or objective.advantage.estimator to reinforce_pp"
+            )
+        if self.batch.group_size < 2 and self.batch.max_replacements:
+            raise ValueError(
+                "batch.max_replacements takes the place of groups without spread, which all groups of one episode are; "
+                "set it to 0 or batch.group_size to 2 or more"
             )
         return self
 
@@ -218,7 +223,10 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _bare_has_one_tool(self) -> Self:
         bare = self.rollout.tool_format
-        names = [registry.find("tool", tool.type).name for tool in self.rollout.tools]
+        tools = [registry.find("tool", tool.type) for tool in self.rollout.tools]
+        for tool in tools:
+            tool.schema()  # says now what is wrong with one of the user's own
+        names = [tool.name for tool in tools]
         if bare.type == "bare" and names != [bare.tool]:
             raise ValueError(
                 f"rollout.tool_format bare sends every call to the one tool {bare.tool!r}, but rollout.tools has "

@@ -78,7 +78,8 @@ def _resources() -> list[Check]:
     ]
     for name, path, least in (("disk here", Path.cwd(), _LEAST_DISK), ("/dev/shm", Path("/dev/shm"), _LEAST_SHM)):
         if not path.is_dir():
-            found.append(Check(name, False, "missing", "weights travel through it; use `weights: {type: disk}`"))
+            fix = "weights and Ray's objects go through the temporary folder then, which is slower; mount a tmpfs there"
+            found.append(Check(name, False, "missing", fix))
             continue
         free = shutil.disk_usage(path).free / _GIB
         found.append(Check(name, free >= least, f"{free:.1f} GiB free", _more(free, least, name)))

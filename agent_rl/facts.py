@@ -203,7 +203,7 @@ def evaluation_row(policy_version: int, sample: int, episode: Episode) -> dict[s
         **_problem(episode.prompt, sample),
         "final_text": episode.final_text,
         "final_answer": episode.answer,
-        "outcome": t.reward_parts["outcome"],
+        "outcome": t.outcome,
         "reward": t.reward,
         "reward_parts": json.dumps(t.reward_parts),
         "stop_reason": t.stop_reason.value,

@@ -118,8 +118,8 @@ class Cell:
             finally:
                 self.running = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except Timeout:
-            return None, f"stopped after {wall_s:g} s", "timeout"
+        except Timeout as timeout:
+            return None, str(timeout) or f"stopped after {wall_s:g} s", "timeout"
         except Flood:
             return None, "stopped: too much output", "output"
         except SystemExit as error:
@@ -140,7 +140,7 @@ class Cell:
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if self.running:
-            raise Timeout
+            raise Timeout("stopped: its CPU seconds are used up" if number == signal.SIGXCPU else "")
 
 
 def describe(error: BaseException) -> str:

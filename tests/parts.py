@@ -37,6 +37,19 @@ class SlowPython(PythonTool):
         return await super().call(code)
 
 
+class VagueTool(PythonTool):
+    """Its parameter has no annotation, so its schema cannot say what to give."""
+
+    class Config(PartConfig):
+        pass
+
+    name = "vague"
+
+    async def call(self, text) -> ToolResult:  # type: ignore[no-untyped-def,override]
+        """Look at a text."""
+        return ToolResult(text, ok=True)
+
+
 class TwoSpeedMath(MathReward):
     """Chains of one step are scored at once, longer ones after `delay_s`: long, hard prompts are slow."""
 

@@ -78,6 +78,17 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"rollout": {"sampling": {"top_p": 0}}}, "top_p must lie in (0, 1], got 0"),
         ({"rollout": {"sampling": {"top_p": 1.5}}}, "top_p must lie in (0, 1], got 1.5"),
         ({"batch": {"group_size": 1}}, "batch.group_size is 1, but group advantages compare"),
+        (
+            {
+                "batch": {"group_size": 1, "max_replacements": 1},
+                "objective": {"advantage": {"estimator": "reinforce_pp"}},
+            },
+            "batch.max_replacements takes the place of groups without spread",
+        ),
+        (
+            {"rollout": {"tool_format": "hermes", "tools": ["tests.parts.VagueTool"]}},
+            "annotate the parameter 'text' of",
+        ),
         ({"model": {"path": "no/such/model"}}, "no model at 'no/such/model'"),
         ({"pipeline": {"type": "batch_async"}}, "exactly one of exact_lag and broadcast_interval"),
         ({"routing_replay": True}, "but builtin:tiny-qwen3 is a qwen3 model; set routing_replay to false"),
@@ -191,3 +202,8 @@ def test_every_key_of_every_config_says_what_it_is() -> None:
 def attribute_docstring(model: type[BaseModel], name: str) -> bool:
     """Whether a docstring follows the field in the source: what models without `use_attribute_docstrings` have."""
     return re.search(rf'\n +{name}: [^"]*?(\n? *=)?.*\n +"""', inspect.getsource(model)) is not None
+
+
+def test_one_episode_a_prompt_will_do_where_advantages_are_over_the_batch() -> None:
+    keys = {"batch": {"group_size": 1}, "objective": {"advantage": {"estimator": "reinforce_pp"}}}
+    assert check(RunConfig, keys).batch.group_size == 1

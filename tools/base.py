@@ -41,10 +41,18 @@ class Tool(ABC):
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The JSON schema of the tool as chat templates take it, read off the signature of `call`."""
+        """The JSON schema of the tool as chat templates take it, read off the signature of `call`.
+
+        Raises `ValueError` naming a parameter that has no annotation, or one that is no plain type.
+        """
         parameters = inspect.signature(cls.call).parameters
         hints = get_type_hints(cls.call)
         own = [p for name, p in parameters.items() if name != "self"]
+        for p in own:
+            if hints.get(p.name) not in _JSON_TYPES:
+                raise ValueError(
+                    f"tool {cls.name}: annotate the parameter {p.name!r} of call as str, int, float or bool"
+                )
         properties = {p.name: {"type": _JSON_TYPES[hints[p.name]]} for p in own}
         required = [p.name for p in own if p.default is inspect.Parameter.empty]
         return {

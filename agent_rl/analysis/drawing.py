@@ -9,7 +9,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette: told apart by colour-blind readers."""
 MOST_POINTS = 600
 """Points of one curve; of a longer run every k-th step is drawn."""
-STEP = "optimizer step"
+STEP = "step"
 
 
 def framed(id: str, section: str, title: str, note: str, unit: str, data: list[Any], **y: Any) -> Chart:

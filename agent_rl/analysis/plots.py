@@ -23,7 +23,7 @@ def run_picture(run: Path, rows: list[dict[str, Any]], target: Path) -> None:
     _mismatch(axes[1], run)
     _turns(axes[2], run)
     for axis in axes:
-        axis.set_xlabel("optimizer step")
+        axis.set_xlabel("step")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=110)

@@ -129,13 +129,13 @@ class RecordedRun:
 
     @property
     def num_steps(self) -> int | None:
-        """Optimizer steps that the config asks for."""
+        """Steps, a rollout batch each, that the config asks for."""
         steps = self.config.get("num_steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps recorded; a line of metrics without a wall time is an evaluation alone."""
+        """Steps recorded; a line of metrics without a wall time is an evaluation alone."""
         return max((row["step"] + 1 for row in self.metrics() if row.get("wall_s") is not None), default=0)
 
     def stamp(self) -> str:

@@ -70,7 +70,8 @@ def pass_ks(n: int) -> list[int]:
 def per_problem(rows: pl.DataFrame) -> dict[str, Array]:
     """Each metric's number a problem, [P] in the order of `problem`, from the rows of `facts.EVALUATION`.
 
-    Problems with an episode that the infrastructure broke are left out. Raises `ValueError` if no problem is left.
+    avg@n is the mean of the outcomes, whatever a reward gives; for pass@k and maj@n an outcome of at least 1 is
+    right. Problems with an episode that the infrastructure broke are left out. Raises `ValueError` if none is left.
     """
     n = rows["sample"].n_unique()
     whole = (
@@ -82,10 +83,11 @@ def per_problem(rows: pl.DataFrame) -> dict[str, Array]:
     if whole.is_empty():
         raise ValueError("no evaluation prompt could be run: the infrastructure failed under all of them")
     correct = np.array(whole["outcome"].to_list(), np.float64)
+    solved = (correct >= 1).astype(np.float64)
     return {
         f"avg@{n}": avg_at_n(correct),
-        **{f"pass@{k}": pass_at_k(correct, k) for k in pass_ks(n)},
-        **({f"maj@{n}": maj_at_n(correct, whole["final_answer"].to_list())} if n > 1 else {}),
+        **{f"pass@{k}": pass_at_k(solved, k) for k in pass_ks(n)},
+        **({f"maj@{n}": maj_at_n(solved, whole["final_answer"].to_list())} if n > 1 else {}),
     }
 
 

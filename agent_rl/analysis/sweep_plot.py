@@ -21,7 +21,7 @@ def sweep_picture(runs: Sequence[FinishedRun], title: str, target: Path) -> None
         colour = mpl.colormaps["viridis"](0.95 * position / max(len(variants) - 1, 1))
         _curve(curves, own, variant, colour)
         _ends(ends, own, len(variants) - 1 - position, colour)
-    curves.set(xlabel="optimizer step", ylabel="held-out accuracy", title=f"{title}: mean over seeds ± 1 SE")
+    curves.set(xlabel="step", ylabel="held-out accuracy", title=f"{title}: mean over seeds ± 1 SE")
     curves.xaxis.set_major_locator(MaxNLocator(integer=True))
     ends.set_yticks(range(len(variants)), list(reversed(variants)))
     ends.set(xlabel="last held-out accuracy", title="each seed (dots), mean ± 1 SE (bar)")

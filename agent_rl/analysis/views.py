@@ -50,7 +50,7 @@ def summary(run: RecordedRun) -> list[tuple[str, str]]:
     rows = run.metrics()
     steps = [row for row in rows if row.get("reward_mean") is not None]
     evals = evaluations(rows)
-    found = [("Optimizer steps", f"{len(steps)} of {run.num_steps or '?'}")]
+    found = [("Steps", f"{len(steps)} of {run.num_steps or '?'}")]
     if steps:
         found.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))
     if evals:
@@ -76,7 +76,8 @@ def _totals(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     found.append(("Wall time", _duration(sum(row.get("wall_s") or 0 for row in steps))))
     dropped = {key.removeprefix("groups/dropped/"): last[key] for key in last if key.startswith("groups/dropped/")}
     named = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in dropped.items())
-    found.append(("Groups", f"{last.get('groups/trained', '?')} trained, {named or 'none'} dropped"))
+    issued, trained, flying = (last.get(f"groups/{fate}", "?") for fate in ("issued", "trained", "in_flight"))
+    found.append(("Groups", f"{issued} issued = {trained} trained + {named or 0} dropped + {flying} in flight"))
     return found
 
 

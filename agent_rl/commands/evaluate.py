@@ -39,16 +39,16 @@ def evaluate(
 
         evaluation = evaluate_model(chosen.config, chosen.policy_version)
         record = record_of(chosen.config, chosen.policy_version, evaluation.rows, chosen.model, chosen.server)
-        _say(record, evaluation.figures, chosen.config.eval.num_prompts)  # first: the disk may be full
+        _say(record, evaluation.figures)  # first: the disk may be full
         path = output or _new_directory(chosen.folder, Path(chosen.model).name)
         write_record(path, record)
     say(f"results: {path}")
 
 
-def _say(record: "EvaluationRecord", figures: dict[str, Any], num_prompts: int) -> None:
+def _say(record: "EvaluationRecord", figures: dict[str, Any]) -> None:
     import polars as pl
 
-    say(f"{record.policy}: {num_prompts} held-out prompts")
+    say(f"{record.policy}: {record.rows['problem'].n_unique()} held-out prompts")
     rows = [{"metric": s.name, "value": s.value, "low": s.low, "high": s.high} for s in record.scores]
     print_table(pl.DataFrame(rows), "")
     say("low, high: 95 % bootstrap interval over problems")

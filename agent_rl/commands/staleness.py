@@ -103,15 +103,17 @@ def _show(
     values = {name: value for name, (value, _) in figures.items()}
     loads = [Load(**(values | rule | {"rho": rho})) for rho in ([values["rho"]] if "rho" in values else _RHOS)]
     rows = [_lag_row("predicted", load, mean_lag(load, side)) for load in loads]  # type: ignore[arg-type]
+    updates = config.updates_per_batch if config is not None else 1
     if measured is not None:
-        rows.append({"": "measured", "rho": None} | _lag(measured.pre_queue, measured.in_queue))
-    print_table(
-        pl.DataFrame(rows), f"mean lag of continuous rollouts, in policy versions; a full queue: {rule['full']}"
-    )
+        lag = _lag(measured.pre_queue / updates, measured.in_queue / updates)
+        rows.append({"": "measured", "rho": None} | lag)
+    unit = "policy versions" if updates == 1 else f"batches of {updates} policy versions each"
+    print_table(pl.DataFrame(rows), f"mean lag of continuous rollouts, in {unit}; a full queue: {rule['full']}")
     if config is not None:
         say(_promise(config.pipeline))
     if measured is not None:
-        say(f"mean over trained tokens: {measured.token_lag:.2f}, below the total where weights change in flight")
+        mean = measured.token_lag / updates
+        say(f"mean over trained tokens: {mean:.2f}, below the total where weights change in flight")
     if target is not None:
         if len(loads) > 1:
             raise ValueError("--target needs --rho: how fast rollouts are at this concurrency, over the trainer")
@@ -129,12 +131,12 @@ def _lag(pre_queue: float, in_queue: float) -> dict[str, float]:
 def _promise(pipeline: Any) -> str:
     """What the regime itself says of lag: most leave nothing to predict."""
     if (max_lag := getattr(pipeline, "max_lag", None)) is not None:
-        return f"pipeline.type {pipeline.type} never trains on a token with more lag than {max_lag}"
+        return f"pipeline.type {pipeline.type} never trains on a token with more lag than {max_lag} batches"
     if pipeline.type == "sync":
         return "pipeline.type sync: the lag is 0; the prediction is for the same figures with continuous rollouts"
     lag = getattr(pipeline, "exact_lag", None)
     promised = f"min(step, {lag})" if lag is not None else f"1 to {pipeline.broadcast_interval} in turn"
-    return f"pipeline.type {pipeline.type}: the lag is {promised}; the prediction is for continuous rollouts"
+    return f"pipeline.type {pipeline.type}: the lag is {promised} batches; the prediction is for continuous rollouts"
 
 
 def _recommend(target: float, load: "Load", config: "RunConfig | None") -> None:

@@ -1,6 +1,7 @@
 """`agent-rl sweep`: many runs, and what they say together."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,11 +41,26 @@ def _run(every: "list[Cell]", jobs: int, only_look: bool) -> "dict[str, Progress
     if only_look:
         return check_cells(every)
     try:
+        if not console.is_terminal:
+            return run_cells(every, jobs, _say_what_ends())
         with Live(console=console, refresh_per_second=2, transient=True) as view:
             return run_cells(every, jobs, lambda progress: view.update(_progress_view(progress)))
     except KeyboardInterrupt:
         say("stopped; run the same command again to go on")
         raise typer.Exit(130) from None
+
+
+def _say_what_ends() -> Callable[["dict[str, Progress]"], None]:
+    """For a file or a pipe: a line for each run that has ended, those of an earlier start first."""
+    said: set[str] = set()
+
+    def show(progress: "dict[str, Progress]") -> None:
+        for name, p in progress.items():
+            if p.state in ("done", "failed") and name not in said:
+                said.add(name)
+                say(f"{len(said)} of {len(progress)}: {name} {p.state}")
+
+    return show
 
 
 def _progress_view(progress: "dict[str, Progress]") -> Any:

@@ -107,12 +107,13 @@ class Objective:
         reduce: Reduce | None = None,
         step: int = 0,
     ) -> StepContext:
-        """Count the denominators of optimizer step `step` and take its statistic.
+        """Count the denominators of an optimizer step and take its statistic.
 
         `batches` are all micro-batches of this rank; `logprobs` their log-probs [T], read without gradient and
         only if `needs_step_pass`. With one micro-batch in the step those of its gradient pass serve, and no
-        second forward is needed. `reduce` sums a tensor over ranks. Raises `ObjectiveError` on unusable log-probs, on a
-        trajectory that lies in two segments, and on every rank if another rank has such input.
+        second forward is needed. `reduce` sums a tensor over ranks; `step` is the number of the rollout batch. Raises
+        `ObjectiveError` on unusable log-probs, on a trajectory that lies in two segments, and on every rank if another
+        rank has such input.
         """
         problem = self._problem(batches, logprobs if self.needs_step_pass else None)
         active = [batch.active for batch in batches]

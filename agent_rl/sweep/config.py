@@ -49,6 +49,10 @@ class SweepConfig(Settings):
                 raise ValueError(f"the arm {name!r} names a folder; use letters, digits, - and _")
             if arm.schedule_of is not None and arm.schedule_of not in self.arms:
                 raise ValueError(f"{name} takes the schedule of {arm.schedule_of!r}, which is no arm of this sweep")
+            if arm.schedule_of is not None and self.arms[arm.schedule_of].schedule_of is not None:
+                raise ValueError(
+                    f"{name} takes the schedule of {arm.schedule_of!r}, which takes one itself; name a SAT arm"
+                )
             if arm.schedule_of is not None and len(self.seeds) < 2:
                 raise ValueError(f"{name} takes the schedule of a run with another seed; give at least two seeds")
         if len(set(self.seeds)) < len(self.seeds):
@@ -122,13 +126,18 @@ def cells(sweep: SweepConfig, path: Path, out: Path) -> list[Cell]:
 def cell_config(cell: Cell) -> RunConfig:
     """The cell's run config. Raises `ValueError`, naming the cell, if a key of the sweep does not fit it."""
     overrides = list(cell.overrides)
-    if cell.after is not None and not cell.after.is_dir():  # its radii come from a run that is still to be made
+    if cell.after is not None and not has_radii(cell.after):  # they come from a run that is still to be made
         overrides = [o for o in overrides if not o.startswith(_SCHEDULE)]
         overrides += ["objective.clip.eps_low=0.1", "objective.clip.eps_high=0.1"]
     try:
         return load(cell.file, overrides, cell.method)
     except ValueError as error:
         raise ValueError(f"{cell.name}: {error}") from None
+
+
+def has_radii(run: Path) -> bool:
+    """Whether a run that others read their radii from has logged any."""
+    return (run / "metrics.jsonl").is_file()
 
 
 def cell_directory(out: Path, variant: Variant, seed: int) -> Path:

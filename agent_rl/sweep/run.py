@@ -13,7 +13,7 @@ from pathlib import Path
 from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.config import load
 from agent_rl.pipeline.run_directory import list_checkpoints
-from agent_rl.sweep.config import Cell, cell_config
+from agent_rl.sweep.config import Cell, cell_config, has_radii
 
 _POLL_S = 0.5
 
@@ -28,7 +28,7 @@ class State(StrEnum):
 
 @dataclass
 class Progress:
-    """How far a cell is, in optimizer steps, and the last line it said if it failed."""
+    """How far a cell is, in steps, and the last line it said if it failed."""
 
     state: State
     step: int
@@ -67,7 +67,7 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, Progress]:
     found = {}
     for cell in cells:
         config = cell_config(cell)
-        if (cell.directory / "config.yaml").is_file() and (cell.after is None or cell.after.is_dir()):
+        if (cell.directory / "config.yaml").is_file() and (cell.after is None or has_radii(cell.after)):
             recorded = load(cell.directory / "config.yaml")
             changed = [key for key in type(config).model_fields if getattr(config, key) != getattr(recorded, key)]
             if changed:

@@ -25,7 +25,7 @@ class ProximalConfig(Settings):
     """
 
     every: int = Field(0, ge=0)
-    """Optimizer steps between computations; 0 is never, unless the objective needs them."""
+    """Steps (rollout batches) between computations; 0 is never, unless the objective needs them."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the trajectories of such a step, chosen evenly by episode id."""
     max_snapshots: int = Field(16, ge=1)

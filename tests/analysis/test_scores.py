@@ -67,6 +67,16 @@ def test_per_problem_leaves_out_what_the_infrastructure_broke() -> None:
     assert list(per_problem(frame.filter(pl.col("sample") == 0))) == ["avg@1"]
 
 
+def test_rewards_that_are_no_shares_of_right_answers_have_no_odd_pass_at_k() -> None:
+    """Of one's own reward: -1 or a part of 1 is not right, 1 is, and the mean is the mean."""
+    found = per_problem(rows([[-1, 1], [0.5, 0.5]], [["a", "b"], ["c", "c"]]))
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "avg@2": [0, 0.5],
+        "pass@2": [1, 0],
+        "maj@2": [0, 0],
+    }
+
+
 def test_the_bootstrap_interval_is_that_of_a_binomial() -> None:
     values = np.array([1.0] * 60 + [0.0] * 140)
     found = score("avg@1", values)

@@ -82,7 +82,7 @@ def test_measured_figures_from_worked_rows(tmp_path: Path, trained_at: list[int]
 def test_a_real_run_stands_beside_its_prediction(recorded: Path) -> None:
     output = run(str(recorded), "--first-step", "2")
     assert "measured" in output
-    assert "the lag is min(step, 2)" in output
+    assert "the lag is min(step, 2) batches" in output
     found = measured_lag(RecordedRun(recorded), first_step=2)
     assert (found.pre_queue, found.in_queue, found.token_lag) == (0.0, 2.0, 2.0)
     assert found.batch == 16

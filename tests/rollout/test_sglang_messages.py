@@ -103,6 +103,16 @@ def test_parts_of_an_aborted_request_join_to_one_completion() -> None:
     assert (whole.policy_versions.tolist(), whole.finish_reason.value) == ([3, 4], "stop")
 
 
+@pytest.mark.parametrize(
+    ("ids", "ended"), [([7, 2], FinishReason.STOP), ([7, 1], FinishReason.LENGTH), ([7], FinishReason.ABORT)]
+)
+def test_an_abort_after_the_last_token_is_the_end_of_the_turn(ids: list[int], ended: FinishReason) -> None:
+    """SGLang takes one more step before it aborts, and then says ABORT whatever that step sampled."""
+    body = request_body(PROMPT, SamplingParams(stop_token_ids=(2,)), 2, -1, None)
+    logprobs = [[-1.0, token, None] for token in ids]
+    assert read_part(answer(ids, "abort", output_token_logprobs=logprobs), body, LABELS, SHAPE).finish_reason is ended
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=6))
 def test_spans_become_a_version_a_token(spans: list[tuple[int, int]]) -> None:
     ends = np.cumsum([length for _, length in spans]).tolist()

@@ -26,6 +26,7 @@ def test_a_failed_cell_is_reported_and_a_finished_one_is_kept(tmp_path: Path) ->
     code, said = sweep(path, out, "--jobs", "2")
     assert code == 1
     assert "failed: lost seed 0: exit code 2" in said
+    assert "1 of 2: lost seed 0 failed 2 of 2: good seed 0 done" in said  # as they ended, where there is no terminal
     assert "1 of 2 runs finished" in said
     written = (out / "good" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
     for name in ("runs.csv", "summary.csv", "sweep.png"):

@@ -67,6 +67,7 @@ def test_a_matched_arm_reads_the_next_seeds_run_at_the_same_place(tmp_path: Path
         ({"baseline": "ppo"}, "baseline 'ppo' is neither an arm nor a place; known: base"),
         ({"arms": {"a/b": {}}}, "the arm 'a/b' names a folder"),
         ({"arms": {"m": {"schedule_of": "sat"}}}, "takes the schedule of 'sat', which is no arm"),
+        ({"arms": {"m": {"schedule_of": "m"}}}, "takes the schedule of 'm', which takes one itself; name a SAT arm"),
         ({"sedes": [1]}, "unknown key 'sedes'"),
     ],
 )

@@ -46,6 +46,18 @@ def test_every_token_is_recomputed_at_its_own_version() -> None:
                 assert abs(found[i][t] - at_version[2][i][t]) > 1e-7
 
 
+def test_an_empty_batch_leaves_its_version_for_those_after_it() -> None:
+    """All of its groups were masked; the next batch was sampled with the same weights."""
+    trainer = engine(every=1)
+    batch = episodes(version=0)
+    before = trainer.logprobs(batch)
+    trainer.train([], 0)
+    found = trainer.train(batch, 1).proximal_logprobs
+    assert found is not None
+    mask = batch[0].loss_mask
+    assert found[0][mask] == pytest.approx(before[0][mask], abs=1e-6)
+
+
 def test_the_parts_of_the_mismatch_add_up() -> None:
     trainer = engine(every=1)
     trainer.train(episodes(), 0)

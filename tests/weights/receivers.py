@@ -83,4 +83,4 @@ def answers_of(engines: list[Any], weights: Weights) -> list[float]:
 
 
 def folders_of(process_id: int) -> list[Path]:
-    return [folder for root in ("/dev/shm", "/tmp") for folder in Path(root).glob(f"agent-rl-weights-{process_id}-*")]
+    return [folder for root in ("/dev/shm", "/tmp") for folder in Path(root).glob(f"agent-rl-weights-*-{process_id}-*")]

@@ -149,11 +149,17 @@ def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
         registry.build("weights", config, trainer=None, num_workers=1, engine=None)
 
 
-def test_folders_of_processes_that_are_gone_are_swept() -> None:
-    left = make_folder()
-    orphan = left.with_name("agent-rl-weights-4194304-x")  # above the largest process id
-    orphan.mkdir()
-    mine = make_folder()
-    assert (left.exists(), orphan.exists(), mine.exists()) == (True, False, True)
-    for folder in (left, mine):
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_folders_of_processes_that_are_gone_are_swept(in_memory: bool, tmp_path: Path) -> None:
+    parent = None if in_memory else tmp_path
+    left = make_folder(parent)
+    gone = str(1 << 22)  # above the largest process id
+    orphan = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{gone}-"))
+    elsewhere = left.with_name(f"agent-rl-weights-another-host-{gone}-x")
+    for folder in (orphan, elsewhere):
+        folder.mkdir()
+    mine = make_folder(parent)
+    found = [folder.exists() for folder in (left, orphan, mine, elsewhere)]
+    for folder in (left, mine, elsewhere):
         folder.rmdir()
+    assert found == [True, False, True, True]

@@ -57,9 +57,10 @@ class Clip(ObjectivePart, ABC):
     def reference(
         self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
     ) -> Any:
-        """What all micro-batches of optimizer step `step` share, from all of this rank's, or None.
+        """What all micro-batches of an optimizer step share, from all of this rank's, or None.
 
-        `log_ratios`, [A] each, are there only if `needs_step_pass`.
+        `step` is the number of the rollout batch, which its updates share. `log_ratios`, [A] each, are there only if
+        `needs_step_pass`.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Generate without a pause: weights are pushed while episodes run, and no trained token is older than `max_lag`."""
+"""Generate without a pause: weights are pushed while episodes run, and no batch is older than `max_lag`."""
 
 from typing import Literal
 
@@ -12,7 +12,8 @@ class FullyAsync(PartBase):
     class Config(PartConfig):
         type: Literal["fully_async"] = "fully_async"
         max_lag: int = Field(1, ge=0)
-        """No token that is trained on was sampled more than so many policy versions earlier."""
+        """No token is first trained on more than so many rollout batches after it was sampled. Where a batch is used
+        for U updates, each a policy version, the last one sees a lag of at most max_lag * U + U - 1 versions."""
         max_groups: int | None = Field(None, ge=1)
         """The most groups in flight and queued at once; null is (max_lag + 1) x batch.num_prompts, which admission
         by lag never exceeds. A smaller number holds less in memory and makes the data fresher."""

@@ -44,7 +44,7 @@ class SamplingTable:
     def sample(self, slots: LongArray, index: LongArray, logits: Tensor) -> Sampled:
         """Sample token number `index` [R] of the requests in `slots` [R] from `logits` [R, V].
 
-        Raises `FloatingPointError` if the model's logits are not finite.
+        Raises `ValueError` if the model's logits are not finite.
         """
         scaled = logits.float() / torch.from_numpy(self.temperature[slots])[:, None]
         rows, kept = np.flatnonzero(self.restricted[slots]), []
@@ -81,7 +81,10 @@ def inverse_cdf(scaled: Tensor, draws: npt.NDArray[np.float64]) -> tuple[Tensor,
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
     if not np.isfinite(total.numpy()).all():
-        raise FloatingPointError("the model's logits are not finite: its weights are broken")
+        raise ValueError(
+            "the model's logits are not finite: training has diverged; start again from a checkpoint, with a lower "
+            "trainer.learning_rate or a trust region"
+        )
     token_ids = torch.searchsorted(cdf, torch.from_numpy(draws)[:, None] * total, right=True)
     return token_ids[:, 0], logprobs.gather(-1, token_ids)[:, 0]
 

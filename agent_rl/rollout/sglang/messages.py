@@ -68,8 +68,19 @@ def read_part(answer: dict[str, Any], body: dict[str, Any], versions: "VersionLa
         sampling_mask=kept,
         policy_versions=versions.per_token(meta, len(ids)),
         routed_experts=_routed_experts(meta, body, len(ids), shape),
-        finish_reason=_FINISHED.get(meta["finish_reason"]["type"], FinishReason.ABORT),
+        finish_reason=_finish_reason(meta, body, ids),
     )
+
+
+def _finish_reason(meta: dict[str, Any], body: dict[str, Any], ids: IntArray) -> FinishReason:
+    """How a part ended. SGLang calls it aborted also where the token of its last step ended it all the same."""
+    found = _FINISHED.get(meta["finish_reason"]["type"], FinishReason.ABORT)
+    if found is FinishReason.ABORT and len(ids):
+        if int(ids[-1]) in body["sampling_params"]["stop_token_ids"]:
+            return FinishReason.STOP
+        if len(ids) >= body["sampling_params"]["max_new_tokens"]:
+            return FinishReason.LENGTH
+    return found
 
 
 def _behavior(meta: dict[str, Any], body: dict[str, Any], ids: IntArray) -> tuple[FloatArray, SamplingMask]:

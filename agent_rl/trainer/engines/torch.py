@@ -86,6 +86,8 @@ class TorchEngine(PartBase):
         returns the result of all.
         """
         started = time.monotonic()
+        if self.config.proximal.every or self._needs_proximal:
+            self.snapshots.keep(policy_version, self.model)  # of an empty batch too: later ones may be of this version
         if not trajectories:
             return TrainResult(
                 np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
@@ -154,7 +156,6 @@ class TorchEngine(PartBase):
         every, fraction = self.config.proximal.every, self.config.proximal.fraction
         if not (every or self._needs_proximal):
             return None
-        self.snapshots.keep(policy_version, self.model)
         if self._needs_proximal:
             fraction = 1.0
         elif self._batch_number(policy_version) % every:
