@@ -10,28 +10,41 @@ from matplotlib.ticker import MaxNLocator
 
 from agent_rl.analysis.comparison import FinishedRun, mean_and_error
 
+_MANY = 8
+"""With more curves their bands hide each other and the legend hides them: the bands go, the legend goes below."""
+
 
 def sweep_picture(runs: Sequence[FinishedRun], title: str, target: Path) -> None:
-    """Left, mean evaluation by step with one standard error; right, each run's last evaluation and their mean."""
+    """Left, mean evaluation by step with one standard error; right, each run's last evaluation and their mean.
+
+    The places of a grid are shades of one scale, arms have colours of their own.
+    """
     variants = list(dict.fromkeys(run.variant for run in runs))
+    many, arms = len(variants) > _MANY, len({run.arm for run in runs}) > 1
     figure = Figure(figsize=(12, 2.6 + 0.28 * len(variants)), layout="constrained")
     curves, ends = figure.subplots(1, 2, width_ratios=(3, 2))
     for position, variant in enumerate(variants):
         own = [run for run in runs if run.variant == variant and run.evals]
-        colour = mpl.colormaps["viridis"](0.95 * position / max(len(variants) - 1, 1))
-        _curve(curves, own, variant, colour)
+        shade = mpl.colormaps["viridis"](0.95 * position / max(len(variants) - 1, 1))
+        colour = mpl.colormaps["tab20"](position % 20) if arms else shade
+        _curve(curves, own, variant, colour, band=not many)
         _ends(ends, own, len(variants) - 1 - position, colour)
-    curves.set(xlabel="step", ylabel="held-out accuracy", title=f"{title}: mean over seeds ± 1 SE")
+    shown = "mean over seeds" if many else "mean over seeds ± 1 SE"
+    curves.set(xlabel="step", ylabel="held-out accuracy", title=f"{title}: {shown}")
     curves.xaxis.set_major_locator(MaxNLocator(integer=True))
     ends.set_yticks(range(len(variants)), list(reversed(variants)))
     ends.set(xlabel="last held-out accuracy", title="each seed (dots), mean ± 1 SE (bar)")
     for axis in (curves, ends):
         axis.spines[["top", "right"]].set_visible(False)
-    curves.legend(frameon=False, fontsize=8)
+    if many:
+        lines, names = curves.get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    else:
+        curves.legend(frameon=False, fontsize=8)
     figure.savefig(target, dpi=110)
 
 
-def _curve(axis: Any, runs: Sequence[FinishedRun], label: str, colour: Any) -> None:
+def _curve(axis: Any, runs: Sequence[FinishedRun], label: str, colour: Any, band: bool) -> None:
     by_step: dict[int, list[float]] = {}
     for run in runs:
         for step, score in run.evals:
@@ -41,6 +54,8 @@ def _curve(axis: Any, runs: Sequence[FinishedRun], label: str, colour: Any) -> N
     centres = [centre for centre, _ in points if centre is not None]
     errors = [error or 0.0 for _, error in points]
     axis.plot(steps, centres, "o-", ms=3, lw=1.4, color=colour, label=label)
+    if not band:
+        return
     lower, upper = ([c + sign * e for c, e in zip(centres, errors, strict=True)] for sign in (-1, 1))
     axis.fill_between(steps, lower, upper, color=colour, alpha=0.15, lw=0)
 
