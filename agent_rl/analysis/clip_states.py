@@ -68,7 +68,7 @@ def _padded(rows: Sequence[dict[str, Any]], longest: int, name: str) -> Array:
 
 def _agrees(run: RecordedRun, step: int, gate: Array, clipped: Array) -> bool:
     rows = run.mismatch().filter(pl.col("step") == step, pl.col("part") == "total", pl.col("scope") == "all")
-    if rows.is_empty() or not {"gate_rate", "clip_fraction"} <= set(rows.columns):
+    if rows.height != 1 or not {"gate_rate", "clip_fraction"} <= set(rows.columns):
         return False
     differences = gate.mean() - rows["gate_rate"].item(), clipped.mean() - rows["clip_fraction"].item()
     return all(abs(difference) <= _TOLERANCE for difference in differences)
