@@ -24,7 +24,7 @@ TOKENS = (300, 100)
 def rows_of(step: int, update: int) -> list[dict[str, Any]]:
     value = (1.0, 5.0)[update] * (step + 1)
     own = {"step": step, "update": update, "n": TOKENS[update], "lag": -1, "num_turns": -1}
-    figures = {name: value for name in ("mean_abs_d", "k1", "k3", "ess", "kept_size", "gate_rate", "clip_fraction")}
+    figures = dict.fromkeys(("mean_abs_d", "k1", "k3", "ess", "kept_size", "gate_rate", "clip_fraction"), value)
     places = [("total", "all", -1), ("total", "first", -1), ("total", "later", -1), ("policy_lag", "all", -1)]
     places += [("total", "turn", 0), ("total", "turn", 1)]
     return [{**own, **figures, "part": part, "scope": scope, "turn": turn} for part, scope, turn in places]
