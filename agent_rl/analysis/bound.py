@@ -20,10 +20,10 @@ def bound_table(run: Path, first_step: int = 0) -> pl.DataFrame:
     of the steps whose mass off the kept sets was computed, if any was (`trainer.off_support_every`). Columns: turn
     ("all" last); n, tokens; tv; off_support (NaN with full support, and where it was never computed); budget = tv +
     off_support, the share of 2 xi that the turn uses: a relative figure, since at 1 in all the bound is vacuous; part,
-    its share of the budget of all turns; low and high, limits of the budget at the states that were visited; mean_low and mean_high, those of its expectation
-    over episodes on the same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier
-    turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored
-    gives away.
+    its share of the budget of all turns; low and high, limits of the budget at the states that were visited; mean_low
+    and mean_high, those of its expectation over episodes on the same prompts (empirical Bernstein; wide for few
+    episodes); state_shift, the budget of earlier turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what
+    GSPO's surrogate with its length restored gives away.
     Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
     """
     rows, num_episodes = _audited(run, first_step)
