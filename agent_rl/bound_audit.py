@@ -12,8 +12,8 @@ from agent_rl.config import load
 from agent_rl.objective.intervals import visited_interval
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.pipeline.run_directory import list_checkpoints
-from agent_rl.recorded_batch import RecordedBatch
-from agent_rl.trainer.model import copy_weights, load_model
+from agent_rl.recorded_batch import RecordedBatch, step_of
+from agent_rl.trainer.model import copy_weights, load_model, weights_of
 from agent_rl.trainer.packing import pack
 from agent_rl.trainer.total_variation import total_variation
 
@@ -34,7 +34,7 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
     policy = recorded.policy(recorded.recorded_routing)
     parts = [[recorded.trajectories[i] for i in part] for part in recorded.plan]
     batches = [pack(part, [0.0] * len(part)) for part in parts]
-    exact = _exact(run, recorded, batches, config.updates_per_batch)
+    exact = _exact(run, recorded, batches)
     log_ratios = [
         (lp - batch.behavior_logprobs)[batch.active.index] for lp, batch in zip(policy.logprobs, batches, strict=True)
     ]
@@ -48,27 +48,28 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
     return _by_turn(recorded.turn_ids, columns, len(recorded.trajectories))
 
 
-def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch], updates_per_batch: int) -> list[Tensor]:
+def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch]) -> list[Tensor]:
     """D(mu, pi) at each sampled token of each batch, [A]; one pass a version that tokens were sampled with."""
     behavior = load_model(str(recorded.checkpoint), recorded.config.trainer.compute).requires_grad_(False)
     found = [torch.zeros(len(batch.active)) for batch in batches]
     versions = [batch.policy_versions[batch.active.index] for batch in batches]
     for version in sorted(set(torch.cat(versions).tolist())):
-        copy_weights(_weights(run, recorded.checkpoint, version, updates_per_batch), behavior)
+        copy_weights(_weights(run, recorded, version), behavior)
         for values, batch, own in zip(found, batches, versions, strict=True):
             if bool((own == version).any()):
                 values[own == version] = total_variation(behavior, recorded.model, batch)[own == version]
     return found
 
 
-def _weights(run: Path, checkpoint: Path, version: int, updates_per_batch: int) -> dict[str, Any]:
+def _weights(run: Path, recorded: RecordedBatch, version: int) -> dict[str, Any]:
     """The weights of a policy version: a snapshot in the checkpoint, or a checkpoint of that step."""
-    own = {path.name: path / "model.safetensors" for path in list_checkpoints(run)}.get(
-        f"step-{version // updates_per_batch:06d}"
-    )
-    for path in (checkpoint / "snapshots" / f"{version}.safetensors", own):
-        if path is not None and path.is_file():
-            return dict(load_file(path))
+    snapshot = recorded.checkpoint / "snapshots" / f"{version}.safetensors"
+    if snapshot.is_file():
+        return dict(load_file(snapshot))
+    for checkpoint in list_checkpoints(run):
+        if step_of(checkpoint) * recorded.config.updates_per_batch == version:
+            # Through the model: a checkpoint names each expert's weights, a snapshot the model's fused ones.
+            return weights_of(load_model(str(checkpoint), recorded.config.trainer.compute))
     raise ValueError(
         f"the weights of policy version {version} are in no snapshot and no checkpoint of {run}; "
         "train with trainer.proximal.every=1, which keeps them"

@@ -16,6 +16,7 @@ from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
+from agent_rl.trainer.config import TorchConfig
 from agent_rl.trainer.worker import TrainWorker
 from sandbox.checks import Check, checks
 
@@ -38,7 +39,14 @@ def sample_parity(config: RunConfig, num_episodes: int) -> Parity:
     """
     with ToolServer(config.sandbox) as server:
         trajectories = asyncio.run(_sample(config, server, num_episodes))
-    return measure(trajectories, TrainWorker(config).engine.logprobs)
+    return measure(trajectories, TrainWorker(_in_one_process(config)).engine.logprobs)
+
+
+def _in_one_process(config: RunConfig) -> RunConfig:
+    """A trainer of several ranks as one: the doctor starts no others, and log-probs do not depend on the layout."""
+    if not isinstance(config.trainer, TorchConfig):
+        return config
+    return config.model_copy(update={"trainer": config.trainer.in_one_process()})
 
 
 async def _sample(config: RunConfig, server: ToolServer, count: int) -> list[Trajectory]:

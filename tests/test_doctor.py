@@ -35,6 +35,11 @@ def test_parity_holds_for_the_quickstart() -> None:
     assert "over the whole vocabulary" in said
 
 
+def test_parity_of_a_trainer_of_several_ranks_is_measured_in_one_process() -> None:
+    code, said = run("--parity", str(QUICKSTART), "--episodes", "2", "trainer.dp=2")
+    assert (code, "engine and trainer agree" in said) == (0, True), said
+
+
 def test_an_engine_that_shifts_is_caught_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     logprobs = TorchEngine.logprobs
 

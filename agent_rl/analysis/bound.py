@@ -16,13 +16,14 @@ _ALL = -1
 def bound_table(run: Path, first_step: int = 0) -> pl.DataFrame:
     """One row a turn and one for all: what the distance from the rollouts cost from step `first_step` on.
 
-    Sums over tokens, averaged over all episodes of those steps, 0 where the turn was not reached. Columns: turn ("all"
-    last); n, tokens; tv; off_support (NaN with full support); budget = tv + off_support, the share of 2 xi that the
-    turn uses: a relative figure, since at 1 in all the bound is vacuous; part, its share of the budget of all turns;
-    low and high, limits of the budget at the states that were visited; mean_low and mean_high, those of its expectation
-    over episodes on the same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier
-    turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored
-    gives away.
+    Sums over tokens, averaged over all episodes of those steps, 0 where the turn was not reached; with top-p or top-k,
+    of the steps whose mass off the kept sets was computed, if any was (`trainer.off_support_every`). Columns: turn
+    ("all" last); n, tokens; tv; off_support (NaN with full support, and where it was never computed); budget = tv +
+    off_support, the share of 2 xi that the turn uses: a relative figure, since at 1 in all the bound is vacuous; part,
+    its share of the budget of all turns; low and high, limits of the budget at the states that were visited; mean_low
+    and mean_high, those of its expectation over episodes on the same prompts (empirical Bernstein; wide for few
+    episodes); state_shift, the budget of earlier turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what
+    GSPO's surrogate with its length restored gives away.
     Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
     """
     rows, num_episodes = _audited(run, first_step)
@@ -70,7 +71,8 @@ def bound_summary(run: Path, first_step: int = 0) -> pl.DataFrame:
 def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
     """The share of the budget by step and turn, from a table of mismatch.parquet: columns step, turn (int), budget.
 
-    A turn not reached has no row, nor has a step that was not audited.
+    A turn not reached has no row, nor has a step that was not audited, or whose mass off the kept sets was not computed
+    while that of others was.
     """
     if "tv" not in mismatch.columns:
         return pl.DataFrame(schema={"step": pl.Int64, "turn": pl.Int64, "budget": pl.Float64})
@@ -82,10 +84,16 @@ def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
 
 
 def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
-    """The rows that carry the audit, `turn` -1 on those of all turns."""
-    return mismatch.filter(
+    """The rows that carry the whole audit, `turn` -1 on those of all turns.
+
+    Where some have the mass off the kept sets, the others were recorded between its computations: it is not 0 there but
+    unknown, and a mean over both would be too small. With full support none has it.
+    """
+    rows = mismatch.filter(
         pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"]), pl.col("tv").is_not_null()
     )
+    computed = rows["off_support"].is_not_null()
+    return rows.filter(computed) if computed.any() else rows
 
 
 def _audited(run: Path, first_step: int) -> tuple[pl.DataFrame, int]:

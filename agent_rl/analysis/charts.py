@@ -15,6 +15,7 @@ from agent_rl.analysis.drawing import COLOURS, MOST_POINTS, Chart, framed, thin
 from agent_rl.analysis.metric_lines import series
 from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.analysis.stacked import budgets, shares
+from agent_rl.analysis.tables import mean_by_step
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ORDINAL = "Cividis"
@@ -177,9 +178,9 @@ def _mismatch(runs: Sequence[RecordedRun]) -> Chart:
     labels = {"total": "all", "policy_lag": "policy lag", "implementation": "implementation"}
     data = []
     for position, run in enumerate(runs):
-        every = run.mismatch().filter(pl.col("scope") == "all", _drawable("mean_abs_d"))
+        every = mean_by_step(run.mismatch().filter(pl.col("scope") == "all"), "mean_abs_d", "part")
         for figure, (part, label) in enumerate(labels.items()):
-            rows = every.filter(pl.col("part") == part).sort("step")
+            rows = every.filter(pl.col("part") == part, pl.col("mean_abs_d") > 0)
             if rows.height:
                 x, y = thin(list(rows.select("step", "mean_abs_d").iter_rows()))
                 data.append(_line(position, figure, runs, label, x, y))
@@ -194,9 +195,10 @@ def _scopes(runs: Sequence[RecordedRun], column: str, title: str, unit: str, log
         table = run.mismatch().filter(pl.col("part") == "total")
         if column not in table.columns:
             continue
-        table = table.filter(_drawable(column), pl.col(column) >= _LEAST.get(column, 0.0))
+        table = mean_by_step(table, column, "scope")
+        table = table.filter(pl.col(column) > 0, pl.col(column) >= _LEAST.get(column, 0.0))
         for figure, (scope, label) in enumerate(_SCOPES.items()):
-            rows = table.filter(pl.col("scope") == scope).sort("step")
+            rows = table.filter(pl.col("scope") == scope)
             if rows.height:
                 x, y = thin(list(rows.select("step", column).iter_rows()))
                 data.append(_line(position, figure, runs, label, x, y))
@@ -210,7 +212,7 @@ _LEAST = {"k3": 1e-10}
 _SCOPES = {"all": "all tokens", "first": "first turn", "later": "later turns"}
 _NOTES = {
     "k3": "mean of r − 1 − d, an estimate of KL(behaviour ‖ trainer). Log scale.",
-    "ess": "(Σ r)² / (n Σ r²) of the token ratios r = exp d of each step.",
+    "ess": "(Σ r)² / (n Σ r²) of the token ratios r = exp d of each step; of its updates, the mean.",
     "kept_size": "Mean over tokens; the log-probs of both sides are over the kept set.",
 }
 
@@ -226,13 +228,9 @@ def _heat_maps(runs: Sequence[RecordedRun]) -> list[Chart]:
 
 
 def _by_turn(run: RecordedRun) -> pl.DataFrame:
-    enough = pl.col("n") >= _FEWEST_TOKENS
-    return run.mismatch().filter(pl.col("part") == "total", pl.col("scope") == "turn", _drawable("mean_abs_d"), enough)
-
-
-def _drawable(column: str) -> pl.Expr:
-    """Log scales have no zero; and NaN sorts above every number."""
-    return pl.col(column).is_finite() & (pl.col(column) > 0)
+    """Columns step, turn, mean_abs_d, n. A log scale has no zero."""
+    table = run.mismatch().filter(pl.col("part") == "total", pl.col("scope") == "turn")
+    return mean_by_step(table, "mean_abs_d", "turn").filter(pl.col("mean_abs_d") > 0, pl.col("n") >= _FEWEST_TOKENS)
 
 
 def _heat_map(position: int, runs: Sequence[RecordedRun], table: pl.DataFrame, low: float, high: float) -> Chart:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from agent_rl.analysis.metric_lines import series
-from agent_rl.analysis.tables import read_mismatch, read_rollout_facts
+from agent_rl.analysis.tables import mean_by_step, read_mismatch, read_rollout_facts
 
 _FEWEST_TOKENS = 100
 """A mean over fewer tokens of a step is noise that hides the others."""
@@ -43,14 +43,11 @@ def _learning(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _mismatch(axis: Any, run: Path) -> None:
-    table = read_mismatch(run).filter(
-        pl.col("part") == "total", pl.col("scope") == "turn", pl.col("n") >= _FEWEST_TOKENS
-    )
-    n = pl.col("n")  # a step with several updates has a row for each
-    table = table.group_by("step", "turn").agg((pl.col("mean_abs_d") * n).sum() / n.sum())
+    rows = read_mismatch(run).filter(pl.col("part") == "total", pl.col("scope") == "turn")
+    table = mean_by_step(rows, "mean_abs_d", "turn").filter(pl.col("n") >= _FEWEST_TOKENS)
     turns = sorted(table["turn"].unique().to_list())
     for position, turn in enumerate(turns):
-        part = table.filter(pl.col("turn") == turn).sort("step")
+        part = table.filter(pl.col("turn") == turn)
         axis.plot(part["step"], part["mean_abs_d"], color=_colour(position, len(turns)), label=f"turn {turn}", lw=1)
     axis.set_yscale("log")
     axis.set_title("Train-inference mismatch by turn: mean |d|")

@@ -29,7 +29,8 @@ def budgets(runs: Sequence[RecordedRun]) -> list[Chart]:
     """The improvement bound's budget by turn and step, one chart a run."""
     note = (
         "Total variation from the rollouts' policy, summed over a turn's tokens: the share of 2ξ that the turn uses. "
-        "Past 1 in all the bound says nothing: compare turns, not heights."
+        "Past 1 in all the bound says nothing: compare turns, not heights. With top-p or top-k, steps between "
+        "computations of the mass off the kept sets are left out."
     )
     return [
         _stacked(

@@ -214,6 +214,18 @@ def combine(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     )
 
 
+def mean_by_step(rows: pl.DataFrame, column: str, *keys: str) -> pl.DataFrame:
+    """What a curve draws of rows of mismatch.parquet: one row a step and value of `keys`, sorted.
+
+    Columns: step, the keys, `column`, n. A step has a row an update: their mean is weighted by n, the tokens of each,
+    and `n` is their sum. Rows whose value is null, NaN or infinite are left out.
+    """
+    finite = rows.filter(pl.col(column).is_finite())
+    return (
+        finite.group_by("step", *keys).agg(_mean(pl.col(column)).alias(column), pl.col("n").sum()).sort("step", *keys)
+    )
+
+
 def _mean(values: pl.Expr) -> pl.Expr:
     """Weighted by n, over the rows that have a value; null where none has."""
     weight = pl.col("n").filter(values.is_not_null()).sum()

@@ -28,6 +28,7 @@ def check(
     """Check training and held-out prompts; exit code 2 if a run with them would be wrong."""
     with one_sentence_errors():
         from agent_rl.config import load
+        from agent_rl.data.check import OVERLAP
 
         findings = _findings(load(config, overrides, overlays=overlay))
     import polars as pl
@@ -37,7 +38,7 @@ def check(
     ]
     print_table(pl.DataFrame(rows), "")
     for finding in findings:
-        if finding.level == "ok" and finding.check != "prompts":
+        if finding.level == "ok" and finding.check not in ("prompts", OVERLAP):
             continue
         say(f"{finding.source}, {finding.check}: {finding.detail}")
     if any(finding.level == "error" for finding in findings):
@@ -53,7 +54,7 @@ def _findings(config: "RunConfig") -> "list[Finding]":
     trained, whole = prompts_of(train)
     tested, _ = prompts_of(heldout, config.eval.num_prompts)
     about_eval = check_prompts("eval", tested, True, lengths)
-    return [*check_prompts("train", trained, whole, lengths), *about_eval, check_overlap(trained, tested)]
+    return [*check_prompts("train", trained, whole, lengths), *about_eval, check_overlap(trained, tested, whole)]
 
 
 def _lengths(config: "RunConfig") -> "Lengths":

@@ -9,12 +9,15 @@ from typing import Literal
 
 from agent_rl.data.rows import normalise_text
 from agent_rl.data.sources.base import PromptSource
+from agent_rl.data.sources.mixture import MixtureSource
 from agent_rl.records import Prompt
 
 Level = Literal["ok", "warning", "error"]
 
+OVERLAP = "also in the training prompts"
 SAMPLE = 2000
 """Prompts looked at of a source that has no end."""
+_SAMPLED = f"the first {SAMPLE} of each source that has no end"
 _TOLERATED = 0.01
 
 
@@ -39,7 +42,13 @@ class Lengths:
 
 
 def prompts_of(source: PromptSource, limit: int | None = None) -> tuple[list[Prompt], bool]:
-    """The prompts of one epoch, or a sample where there is no end (or a `limit`); and whether these are all."""
+    """The prompts of one epoch, or a sample where there is no end (or a `limit`); and whether these are all.
+
+    A mixture has no end, but what it draws from may: without a `limit`, those of each of its sources.
+    """
+    if isinstance(source, MixtureSource) and limit is None:
+        parts = [prompts_of(part) for part in source.sources]
+        return [prompt for prompts, _ in parts for prompt in prompts], all(whole for _, whole in parts)
     size = len(source) if isinstance(source, Sized) else None
     wanted = min(size if size is not None else SAMPLE, limit if limit is not None else sys.maxsize)
     return [source.prompt(index) for index in range(wanted)], wanted == size
@@ -48,7 +57,7 @@ def prompts_of(source: PromptSource, limit: int | None = None) -> tuple[list[Pro
 def check_prompts(name: str, prompts: Sequence[Prompt], whole: bool, lengths: Lengths | None = None) -> list[Finding]:
     """Counts, duplicates and, with `lengths`, prompts that leave no room in the budget or hold unknown tokens."""
     total = len(prompts)
-    count = "every prompt was looked at" if whole else f"only the first {total} were looked at: the source has no end"
+    count = "every prompt was looked at" if whole else f"only {total} were looked at, {_SAMPLED}"
     found = [Finding("ok", name, "prompts", total, total, count), _duplicates(name, prompts)]
     if lengths is not None:
         measured = [lengths.measure(prompt) for prompt in prompts]
@@ -61,14 +70,20 @@ def check_prompts(name: str, prompts: Sequence[Prompt], whole: bool, lengths: Le
     return found
 
 
-def check_overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> Finding:
-    """Held-out problems that are trained on as well, whatever boilerplate stands around either."""
+def check_overlap(train: Sequence[Prompt], heldout: Sequence[Prompt], whole: bool = True) -> Finding:
+    """Held-out problems that are trained on as well, whatever boilerplate stands around either.
+
+    `whole`: whether `train` is all of the training prompts; where it is not, finding none proves little, and the
+    detail says how many were looked at.
+    """
     known = set(problem_texts(train))
     shared = [i for i, text in enumerate(problem_texts(heldout)) if text in known]
-    detail = f"such as {_excerpt(heldout[shared[0]])}; take them out of one" if shared else "no problem is in both"
-    return Finding(
-        "error" if shared else "ok", "eval", "also in the training prompts", len(shared), len(heldout), detail
-    )
+    if shared:
+        detail = f"such as {_excerpt(heldout[shared[0]])}; take them out of one"
+    else:
+        among = "" if whole else f", but only {len(train)} training prompts were looked at, {_SAMPLED}"
+        detail = f"no problem is in both{among}"
+    return Finding("error" if shared else "ok", "eval", OVERLAP, len(shared), len(heldout), detail)
 
 
 def problem_texts(prompts: Sequence[Prompt]) -> list[str]:

@@ -72,6 +72,21 @@ def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
     assert bound_over_time(read_mismatch(tmp_path).filter(step=2))["budget"].to_list() == pytest.approx([0.2])
 
 
+def test_steps_whose_mass_off_the_kept_set_is_unknown_are_left_out(tmp_path: Path) -> None:
+    """With `trainer.off_support_every` above 1, steps 0 and 1 of these have no such mass, and steps 2 and 3 do."""
+    write(tmp_path)
+    for step, penalties in ((2, [0.1, 0.2]), (3, [0.3, 0.3, 0.3, 0.5])):
+        rows = [audit_row(step, k, np.array(penalties), off_support=0.05 * step) for k in (0, -1)]
+        facts.write_part(tmp_path / "mismatch.parquet", step, rows, facts.MISMATCH)
+    table = bound_table(tmp_path)
+    assert table["turn"].to_list() == ["0", "all"]
+    assert table["n"].to_list() == [20, 20]
+    assert table["tv"].to_list() == pytest.approx([1.7 / 6] * 2)
+    assert table["off_support"].to_list() == pytest.approx([(0.1 * 2 + 0.15 * 4) / 6] * 2)
+    assert table["budget"].to_list() == pytest.approx([2.5 / 6] * 2)
+    assert bound_over_time(read_mismatch(tmp_path)).rows() == [(2, 0, pytest.approx(0.25)), (3, 0, pytest.approx(0.5))]
+
+
 def test_runs_from_before_the_audit_stay_readable(tmp_path: Path) -> None:
     write(tmp_path)
     old = pl.read_parquet(tmp_path / "mismatch.parquet" / "part-000000.parquet")

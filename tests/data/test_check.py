@@ -10,7 +10,7 @@ from agent_rl.cli import app
 from agent_rl.data.check import SAMPLE, Finding, Lengths, check_overlap, check_prompts, problem_texts, prompts_of
 from agent_rl.data.sources.chains import ChainSource
 from agent_rl.records import Prompt
-from agent_rl.run import checked_prompts
+from agent_rl.run import build_prompts, checked_prompts
 from tests.configs import QUICKSTART, quickstart
 
 
@@ -64,7 +64,30 @@ def test_prompts_over_the_budget(num_long: int, level: str) -> None:
 def test_a_source_without_an_end_is_sampled_and_says_so() -> None:
     drawn, whole = prompts_of(ChainSource(ChainSource.Config(type="chains"), 0))
     assert (len(drawn), whole) == (SAMPLE, False)
-    assert "only the first 2000" in finding(check_prompts("train", drawn, whole), "prompts").detail
+    assert "only 2000 were looked at" in finding(check_prompts("train", drawn, whole), "prompts").detail
+
+
+def test_the_sources_of_a_mixture_are_walked_to_their_ends(tmp_path: Path) -> None:
+    """The leak is the last problem of the smaller share, which the mixture draws at about place 50,000."""
+    many, few = (write(tmp_path / name, *(f"{name} {i}" for i in range(2500))) for name in ("a", "b"))
+    files = [{"prompts": {"type": "jsonl", "path": many}, "weight": 19}, {"prompts": {"type": "jsonl", "path": few}}]
+    mixture = {"type": "mixture", "sources": files}
+    heldout = f"eval.prompts={{type: jsonl, path: {write(tmp_path / 'c', 'B 2499', 'c')}}}"
+    config = quickstart(f"prompts={json.dumps(mixture)}", heldout)
+    drawn, whole = prompts_of(build_prompts(config)[0])
+    assert (len(drawn), whole) == (5000, True)
+    with pytest.raises(ValueError, match="1 of 2 held-out prompts are trained on as well, such as 'B 2499'"):
+        checked_prompts(config)
+    assert len(prompts_of(build_prompts(config)[0], limit=30)[0]) == 30
+
+
+def test_the_overlap_says_how_many_of_an_endless_source_were_looked_at(tmp_path: Path) -> None:
+    files = [{"prompts": {"type": "jsonl", "path": write(tmp_path / "a", "x", "y")}}, {"prompts": {"type": "chains"}}]
+    heldout = f"eval.prompts={{type: jsonl, path: {write(tmp_path / 'b', 'z')}}}"
+    code, output = check(f"prompts={json.dumps({'type': 'mixture', 'sources': files})}", heldout)
+    assert code == 0
+    looked = "no problem is in both, but only 2002 training prompts were looked at, the first 2000 of each source that"
+    assert looked in output
 
 
 def test_a_run_refuses_held_out_prompts_that_it_trains_on(tmp_path: Path) -> None:

@@ -107,8 +107,12 @@ def test_a_bfloat16_step_smaller_than_its_resolution_is_not_lost() -> None:
 
 def test_the_mass_off_the_kept_set_is_computed_when_it_is_due() -> None:
     trainer = engine(off_support_every=2)
-    rows = [trainer.train(episodes(top_p=0.9), version).mismatch for version in range(3)]
-    audited = ["off_support" in next(row for row in step if row["scope"] == "all") for step in rows]
-    assert audited == [True, False, True]
+    results = [trainer.train(episodes(top_p=0.9), version) for version in range(3)]
+    rows = [next(row for row in result.mismatch if row["scope"] == "all") for result in results]
+    assert ["off_support" in row for row in rows] == [True, False, True]
+    known = [row["tv"] + row["off_support"] if "off_support" in row else None for row in rows]
+    assert [result.metrics.get("bound_budget") for result in results] == known  # a part of it alone would be a jump
     never = engine(off_support_every=0).train(episodes(top_p=0.9), 0)
     assert never.metrics["bound_budget"] == next(row["tv"] for row in never.mismatch if row["scope"] == "all")
+    full = engine(off_support_every=2).train(episodes(), 1)
+    assert full.metrics["bound_budget"] == next(row["tv"] for row in full.mismatch if row["scope"] == "all")

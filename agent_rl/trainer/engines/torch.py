@@ -128,7 +128,9 @@ class TorchEngine(PartBase):
             at_proximal = active_values(plan, batches, chosen.proximal)
             mismatch = rows_of_all(self.ranks.gather(StepShare(tokens, bound_tokens(batches, found), at_proximal)))
             metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
-            metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
+            expected = self.config.off_support_every > 0 and mismatch[0]["kept_size"] > 0  # it is NaN with full support
+            if "off_support" in mismatch[0] or not expected:  # else only a part of the budget is known
+                metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
             routing.join(self.ranks.gather(routing.counts))
             mismatch += [*reference_rows(batches, outputs, step, self.ranks.reduce), *routing.rows()]
             metrics |= routing.metrics() | balance.metrics()
