@@ -67,8 +67,11 @@ class LiveView:
             self.console.print(_line(row, left), highlight=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
-        """Wall time left at the pace since the first step that was shown."""
-        if self.first is None or step >= self.num_steps:
+        """Wall time left at the pace since the first step that was shown.
+
+        It is measured anew from a step that is shown again: the run went back to a checkpoint.
+        """
+        if self.first is None or step <= self.first[0] or step >= self.num_steps:
             self.first = (step, time.monotonic())
             return ""
         seconds = (time.monotonic() - self.first[1]) / (step - self.first[0]) * (self.num_steps - step - 1)

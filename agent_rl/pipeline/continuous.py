@@ -21,6 +21,8 @@ from agent_rl.rollout.worker import RolloutResult
 
 OVERDUE = "overdue"
 QUEUE_FILE = "queue.parquet"
+_FRUITLESS_BATCHES = 4
+"""Batches' worth of groups in a row that may give nothing to train on."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class ContinuousController(Controller):
         """Rollout facts of the step's groups and of those dropped since the last one."""
         self.replacements = 0
         self.failures = 0
+        """Groups in a row that could not be sampled whole."""
+        self.fruitless = 0
+        """Groups in a row that gave nothing to train on: those, and those that masking took."""
 
     def run(self) -> None:
         """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
@@ -67,6 +72,8 @@ class ContinuousController(Controller):
             row = self._evaluate_if_due() if self.beside else {}
             evaluation = None if self.beside else self._start_evaluation()
             batch = self._take_batch()
+            if batch is None:
+                break
             waited_s = time.monotonic() - started
             result = self._train(batch)
             row |= self._collect_evaluation(evaluation)
@@ -81,10 +88,16 @@ class ContinuousController(Controller):
     def in_flight(self) -> set[int]:
         return self.versions.keys() | set(self.training)
 
-    def _take_batch(self) -> list[Trajectory]:
-        """Issue and collect groups until the step's own have arrived; drop what is overdue; by group id."""
+    def _take_batch(self) -> list[Trajectory] | None:
+        """Issue and collect groups until the step's own have arrived; drop what is overdue; by group id.
+
+        None if a stop is requested meanwhile and nothing has been trained since the newest checkpoint. Otherwise the
+        step is still made, and saved: resuming needs a checkpoint from between steps.
+        """
         self.replacements = self.config.batch.max_replacements
         while (chosen := self.pacing.choose(self.step, self.versions, list(self.queue))) is None:
+            if self.stop_requested and (self.saving or self.step == self.directory.state.step):
+                return None
             self._pump([])
         late = self.pacing.overdue(self.step, self.versions, chosen)
         self._abort(late)
@@ -147,15 +160,28 @@ class ContinuousController(Controller):
             self.queue[group_id] = Group([episode.trajectory for episode in selection.kept], rows)
 
     def _select(self, result: RolloutResult) -> Selection:
-        """A group without spread is replaced while the step has replacements left. Raises if none arrives whole."""
+        """A group without spread is replaced while the step has replacements left.
+
+        Raises `ValueError` if a batch's worth of groups in a row could not be sampled, or a few batches' worth gave
+        nothing to train on: each is replaced, so that there would be no end of it. With a stop requested one batch's
+        worth of those is enough.
+        """
         selection = select_groups([result], drop_without_spread=self.replacements > 0)
         reasons = {reason for reason, _ in selection.dropped.values()}
         self.replacements -= NO_SPREAD in reasons
         self.failures = 0 if selection.num_whole else self.failures + 1
-        if self.failures >= max(self.config.batch.num_prompts, 2):
-            _, message = next(iter(selection.dropped.values()))
+        self.fruitless = 0 if selection.kept or NO_SPREAD in reasons else self.fruitless + 1
+        batch = max(self.config.batch.num_prompts, 2)
+        if self.failures < batch and self.fruitless < batch * (1 if self.stop_requested else _FRUITLESS_BATCHES):
+            return selection
+        reason, message = next(iter(selection.dropped.values()))
+        if self.failures >= batch:
             raise ValueError(f"the last {self.failures} groups could not be sampled: {message}")
-        return selection
+        raise ValueError(
+            f"the last {self.fruitless} groups gave nothing to train on; the newest is dropped as {reason}: {message}; "
+            "give episodes room to end (rollout.max_episode_tokens, rollout.deadline_s), or score what is masked "
+            "(rollout.truncated.policy, reward.unverifiable)"
+        )
 
     def _abort(self, late: list[int]) -> None:
         """Drop groups that would be too old at the next step."""

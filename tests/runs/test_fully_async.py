@@ -1,6 +1,8 @@
 """Fully asynchronous runs on a real Ray, engine, tool server and trainer: lag, fairness, drops, resuming."""
 
 import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +136,26 @@ def test_a_resumed_run_keeps_its_queue_and_issues_the_rest_again(tmp_path: Path)
     split = tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
     assert np.isfinite(split["policy_lag"].item())
     assert split["implementation"].item() < 1e-4, "each token is recomputed at its own version"
+
+
+def test_a_stop_is_heard_while_a_step_waits_for_groups_that_do_not_come(tmp_path: Path) -> None:
+    """Nothing is trained since the start, so nothing is to be saved and the step need not be made."""
+    gated = f"reward={{type: tests.parts.GatedMath, gate: {tmp_path / 'never'}}}"
+    run, ended = tmp_path / "run", threading.Event()
+
+    def interrupt_once_it_waits() -> None:
+        while not ended.is_set() and not (run / "ledger.jsonl").exists():
+            time.sleep(0.1)
+        if not ended.wait(1.0):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_once_it_waits, daemon=True)
+    thread.start()
+    outcome = train(quickstart(*SMALL, "prompts.min_steps=2", gated), run, False, print)
+    ended.set()
+    thread.join()
+    assert (outcome.step, outcome.complete) == (0, False)
+    assert Ledger(run / "ledger.jsonl").in_flight
 
 
 def test_too_small_a_bound_is_said_before_anything_starts(tmp_path: Path) -> None:

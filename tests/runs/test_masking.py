@@ -1,9 +1,11 @@
 """Masks and failing rewards in whole runs: on a real Ray, tool server, engine and trainer."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ import polars as pl
 import pytest
 
 from agent_rl.analysis import tables
+from agent_rl.pipeline.continuous import ContinuousController
+from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
 from agent_rl.pipeline.selection import masked_groups
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Prompt
+from agent_rl.rollout.worker import RolloutResult
 from agent_rl.run import local_ray, train
 from tests.configs import quickstart
 from tests.trajectories import random_trajectory
@@ -92,6 +97,40 @@ def test_a_batch_that_is_masked_whole_changes_nothing_and_the_run_goes_on(tmp_pa
     assert len(dropped(ledger)) == 6
     assert [row["skipped_empty"] for row in read_metrics(tmp_path)] == [1.0, 1.0]
     assert [row["trained_tokens"] for row in read_metrics(tmp_path)] == [0, 0]
+
+
+def test_a_fully_async_run_whose_groups_are_all_masked_stops_with_the_reason(tmp_path: Path) -> None:
+    """Each is replaced by another, so it would wait for its first batch for ever."""
+    with pytest.raises(ValueError, match=r"the last 12 groups gave nothing to train on; .* masked_undecided: 4 of 4"):
+        run(tmp_path, "masks_all", "pipeline={type: fully_async}")
+    events = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert len(dropped(events)) == 11, "the one that stops the run is still in flight"
+    assert not [event for event in events if event["event"] == "trained"]
+
+
+def result_of(masked: bool) -> RolloutResult:
+    """A group of three, of which masking takes all or one."""
+    rng, prompt = np.random.default_rng(0), Prompt(0, ({"role": "user", "content": "1+1"},), "2")
+    group = [random_trajectory(rng, i, group_size=3) for i in range(3)]
+    group = [replace(t, mask_reason="truncated") if masked or t is group[0] else t for t in group]
+    return RolloutResult([Episode(prompt, (), t) for t in group])
+
+
+@pytest.mark.parametrize(("stop", "number"), [(False, 8), (True, 2)])
+def test_how_many_groups_in_a_row_may_give_nothing(tmp_path: Path, stop: bool, number: int) -> None:
+    """Four batches' worth, or one where a stop is asked for; one group to train on begins the count anew."""
+    config = quickstart("batch.num_prompts=2", "pipeline={type: fully_async}")
+    directory = RunDirectory(tmp_path, config)
+    stages: Any = SimpleNamespace(eval_workers=None)
+    controller = ContinuousController(config, Pacing(2, 0, 2, 9, wait=True), stages, directory, print)
+    controller.stop_requested = stop
+    for masked in [*[True] * (number - 1), False] * 2:
+        controller._select(result_of(masked))
+    with pytest.raises(ValueError, match=f"the last {number} groups gave nothing to train on; .* masked_truncated"):
+        for count in itertools.count(1):
+            controller._select(result_of(masked=True))
+            assert count < number
+    directory.close()
 
 
 def test_a_failing_reward_drops_the_group_and_names_the_episode(tmp_path: Path) -> None:
