@@ -22,8 +22,6 @@ _COLUMNS = {
     "clip": ("clip_fraction", "{:.3f}"),
     "budget": ("bound_budget", "{:.2f}"),
     "entropy": ("entropy", "{:.3f}"),
-    "in flight": ("groups/in_flight", "{:d}"),
-    "dropped": ("groups/dropped", "{:d}"),
     "s/step": ("wall_s", "{:.1f}"),
 }
 
@@ -83,7 +81,7 @@ class LiveView:
             table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(*(_cell(row, key, form) for key, form in _COLUMNS.values()))
-        return Group(self.progress, table)
+        return Group(self.progress, table, *[_ledger(row) for row in list(self.rows)[-1:] if "groups/issued" in row])
 
 
 def _cell(row: dict[str, Any], key: str, form: str) -> str:
@@ -91,6 +89,13 @@ def _cell(row: dict[str, Any], key: str, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
+def _ledger(row: dict[str, Any]) -> str:
+    """What has become of every prompt group: the sum is the run's promise that none is lost."""
+    issued, *rest = (row[f"groups/{fate}"] for fate in ("issued", "trained", "dropped", "in_flight"))
+    return "groups: {} issued = {} trained + {} dropped + {} in flight".format(issued, *rest)
+
+
 def _line(row: dict[str, Any], left: str) -> str:
     cells = [(heading, _cell(row, key, form)) for heading, (key, form) in _COLUMNS.items()]
-    return "  ".join(f"{heading} {cell}" for heading, cell in cells if cell) + (f"  {left}" if left else "")
+    found = [f"{heading} {cell}" for heading, cell in cells if cell]
+    return "  ".join([*found, *([_ledger(row)] if "groups/issued" in row else []), *([left] if left else [])])

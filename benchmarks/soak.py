@@ -139,10 +139,10 @@ def main() -> None:
         numbers = f"{first.megabytes:.0f}", f"{end.megabytes:.0f}", f"{growth:+.2f}"
         counts = f"{first.threads}", f"{end.threads}", f"{first.descriptors}", f"{end.descriptors}"
         table.add_row(f"{name} {pid}", *numbers, *counts)
-        # Numbers go up and down with the sessions that are open: what grows is the most of them.
+        # Numbers go up and down with the sessions that are open; of a leak the least of them grows.
         early, late = kept[: len(kept) // 2], kept[len(kept) // 2 :]
-        more = max(s.threads for s in late) - max(s.threads for s in early) > MOST_THREADS
-        more |= max(s.descriptors for s in late) - max(s.descriptors for s in early) > MOST_DESCRIPTORS
+        more = min(s.threads for s in late) - min(s.threads for s in early) > MOST_THREADS
+        more |= min(s.descriptors for s in late) - min(s.descriptors for s in early) > MOST_DESCRIPTORS
         if more or growth > MOST_MB_A_MINUTE:
             wrong.append(f"{name} {pid}")
     Console(width=130).print(table)

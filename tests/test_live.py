@@ -27,3 +27,12 @@ def test_rows_of_a_step_that_is_done_twice_are_both_printed() -> None:
     lines = out.getvalue().splitlines()
     assert lines[:2] == ["step 0  reward 0.500"] * 2
     assert lines[2].startswith("step 1  reward 0.500  0:00 left")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_has_become_of_every_group_is_shown(terminal: bool) -> None:
+    out = io.StringIO()
+    fates = {"groups/issued": 9, "groups/trained": 4, "groups/dropped": 2, "groups/in_flight": 3}
+    with LiveView(Console(file=out, force_terminal=terminal, width=120), "run", num_steps=3) as view:
+        view.show({"step": 0, "reward_mean": 0.5} | fates)
+    assert "groups: 9 issued = 4 trained + 2 dropped + 3 in flight" in out.getvalue()
