@@ -4,6 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from agent_rl import live
 from agent_rl.live import LiveView
@@ -35,4 +36,4 @@ def test_what_has_become_of_every_group_is_shown(terminal: bool) -> None:
     fates = {"groups/issued": 9, "groups/trained": 4, "groups/dropped": 2, "groups/in_flight": 3}
     with LiveView(Console(file=out, force_terminal=terminal, width=120), "run", num_steps=3) as view:
         view.show({"step": 0, "reward_mean": 0.5} | fates)
-    assert "groups: 9 issued = 4 trained + 2 dropped + 3 in flight" in out.getvalue()
+    assert "groups: 9 issued = 4 trained + 2 dropped + 3 in flight" in Text.from_ansi(out.getvalue()).plain
