@@ -128,7 +128,7 @@ def start_stages(
     """Start the Ray actors of a run and build the rest. Close them when done."""
     kind = TrainWorker if config.num_trainer_ranks == 1 else TrainGroup
     trainer = ray.remote(kind).options(**placement.trainer()).remote(config)
-    return Stages(
+    stages = Stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
         workers=start_workers(config, server, waves, placement),
@@ -145,6 +145,9 @@ def start_stages(
         if config.eval.workers
         else None,
     )
+    for pool in stages.pools:
+        pool.check = lambda: stages.check_tool_server()  # as it is by then: `watch` puts another in its place
+    return stages
 
 
 def start_workers(
@@ -260,6 +263,7 @@ def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, cluster(config, with_trainer=False) as placement:
         workers = start_workers(config, server, waves=False, placement=placement)
+        workers.check = server.check
         results = results_of(workers, start_evaluation(config, prompts, workers), server.check)
         workers.close()
     return collect_evaluation(config, policy_version, results)
