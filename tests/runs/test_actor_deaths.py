@@ -1,18 +1,24 @@
 """Deaths of actors while they start or load weights: small actors on a real Ray, under the pool and the restart loop."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
+from agent_rl import run
 from agent_rl.pipeline import workers
+from agent_rl.pipeline.controller import TrainerDiedError
 from agent_rl.pipeline.watchdog import StalledError
 from agent_rl.pipeline.workers import WorkerPool
-from agent_rl.run import local_ray
-
+from agent_rl.run import load_weights, local_ray
+from agent_rl.weights.base import WeightsLostError
+from tests.configs import quickstart
 
 WEIGHTS: Any = SimpleNamespace(again=lambda: "again")
 
@@ -84,3 +90,54 @@ def test_a_push_that_hangs_is_ended_by_the_watchdog() -> None:
     with pytest.raises(StalledError, match="no progress"):
         pool.serve(lambda: WEIGHTS, 1)
     ray.kill(pool.handles[0])
+
+
+@ray.remote(num_cpus=0.1)
+class Trainer:
+    """Cannot be made, or dies as it loads a checkpoint."""
+
+    def __init__(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("there is no such model")
+
+    def is_idle(self) -> bool:
+        return True
+
+    def load(self, path: str) -> None:
+        os._exit(1)
+
+
+def test_a_trainer_that_dies_as_it_loads_can_be_started_again() -> None:
+    stages: Any = SimpleNamespace(trainer=Trainer.remote(False))
+    with pytest.raises(TrainerDiedError, match="The actor died unexpectedly"):
+        load_weights(stages, Path("step-000001"), 1, served=1)
+
+
+def test_a_trainer_that_cannot_be_made_is_not_started_again() -> None:
+    stages: Any = SimpleNamespace(trainer=Trainer.remote(True))
+    with pytest.raises(RayActorError, match="there is no such model") as failed:
+        load_weights(stages, None, 0, served=0)
+    assert not isinstance(failed.value, TrainerDiedError)
+
+
+@pytest.mark.parametrize(
+    ("death", "reason"),
+    [
+        (TrainerDiedError("The actor died unexpectedly before finishing this task."), "The actor died unexpectedly .*"),
+        (WeightsLostError("the trainer gives no weights: it is gone\nmore"), "the trainer gives no weights: it is gone"),
+    ],
+)
+def test_the_sixth_death_of_a_trainer_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: Exception, reason: str
+) -> None:
+    calls: list[Any] = []
+
+    def train_from(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise death
+
+    monkeypatch.setattr(run, "train_from", train_from)
+    config = quickstart()
+    with pytest.raises(ValueError, match=f"^the trainer died 6 times, last: {reason}; see whether .* resume the run$"):
+        run.train(config, tmp_path, False, print, run.build_prompts(config))
+    assert len(calls) == 6
