@@ -20,7 +20,7 @@ from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.cluster import Placement, cluster
 from agent_rl.pipeline.cluster import local_ray as local_ray
 from agent_rl.pipeline.continuous import ContinuousController
-from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of
+from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of, trainer_results
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
@@ -59,14 +59,26 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
         _check_resumed(path, RunState.load(checkpoint), config)
     prompts = prompts or checked_prompts(config)
     with lock(path), wandb_log(config, path, on_row) as on_row:
-        for _ in range(MAX_RESTARTS):
+        num_deaths = 0
+        while True:
             try:
                 return train_from(checkpoint, config, path, prompts, on_row)
-            except (TrainerDiedError, WeightsLostError):
+            except (TrainerDiedError, WeightsLostError) as death:
+                num_deaths += 1
+                if num_deaths > MAX_RESTARTS:
+                    raise ValueError(_gave_up(num_deaths, death)) from death
                 checkpoint = next(reversed(list_checkpoints(path)), None)
                 where = checkpoint.name if checkpoint else "the start"
                 print(f"the trainer died; all of the run goes back to {where} and on from there", file=sys.stderr)
-        return train_from(checkpoint, config, path, prompts, on_row)
+
+
+def _gave_up(num_deaths: int, last: Exception) -> str:
+    """`last` may be as Ray gives it: what a worker raised, below the worker's stack."""
+    reason = str(getattr(last, "cause", last)).strip().splitlines()[0].rstrip(".")
+    return (
+        f"the trainer died {num_deaths} times, last: {reason}; see whether its machine runs out of memory (lower "
+        "trainer.max_tokens_per_microbatch) or its node goes down, then resume the run"
+    )
 
 
 def _check_resumed(path: Path, state: RunState, config: RunConfig) -> None:
@@ -128,7 +140,7 @@ def start_stages(
     """Start the Ray actors of a run and build the rest. Close them when done."""
     kind = TrainWorker if config.num_trainer_ranks == 1 else TrainGroup
     trainer = ray.remote(kind).options(**placement.trainer()).remote(config)
-    return Stages(
+    stages = Stages(
         prompts=prompts[0],
         eval_prompts=prompts[1],
         workers=start_workers(config, server, waves, placement),
@@ -145,6 +157,9 @@ def start_stages(
         if config.eval.workers
         else None,
     )
+    for pool in stages.pools:
+        pool.check = lambda: stages.check_tool_server()  # as it is by then: `watch` puts another in its place
+    return stages
 
 
 def start_workers(
@@ -219,12 +234,16 @@ def lock(path: Path) -> Iterator[None]:
 
 
 def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int, updates_per_batch: int = 1) -> None:
-    """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`."""
+    """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`.
+
+    Raises `TrainerDiedError` if the trainer dies meanwhile.
+    """
+    trainer_results([stages.trainer.is_idle.remote()])  # one that cannot be made says why, before a channel asks it
     if checkpoint:
-        ray.get(stages.trainer.load.remote(str(checkpoint)))
-    ray.get(stages.channel.publish(start))
+        trainer_results([stages.trainer.load.remote(str(checkpoint))])
+    trainer_results(stages.channel.publish(start))
     if checkpoint and served != start:
-        ray.get(stages.channel.restore(served, checkpoint / SERVED_WEIGHTS))
+        trainer_results(stages.channel.restore(served, checkpoint / SERVED_WEIGHTS))
     stages.serve(served, updates_per_batch)
 
 
@@ -260,6 +279,7 @@ def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, cluster(config, with_trainer=False) as placement:
         workers = start_workers(config, server, waves=False, placement=placement)
+        workers.check = server.check
         results = results_of(workers, start_evaluation(config, prompts, workers), server.check)
         workers.close()
     return collect_evaluation(config, policy_version, results)

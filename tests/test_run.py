@@ -69,6 +69,15 @@ def test_a_broadcast_interval_cycles(stages: Stages, tmp_path: Path) -> None:
     assert [high for _, _, high in recorded_lags(tmp_path)] == [0, 1, 2, 3, 1, 2, 3, 1]
 
 
+def test_the_pools_watch_over_a_run_as_it_does_itself(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked while weights are pushed is what the watchdog has put there since the pools were made."""
+    checked: list[str] = []
+    monkeypatch.setattr(stages, "check_tool_server", lambda: checked.append("now"))
+    for pool in stages.pools:
+        pool.check()
+    assert checked == ["now"]
+
+
 def final_weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(newest_checkpoint(path) / "model.safetensors")
 

@@ -46,18 +46,21 @@ class Stages:
     """Workers of `eval.workers`, for evaluation alone."""
 
     @property
+    def pools(self) -> list[WorkerPool]:
+        return [self.workers, *([self.eval_workers] if self.eval_workers else [])]
+
+    @property
     def worker_handles(self) -> list[Any]:
         """Ray handles of all workers, as they are now."""
-        return [*self.workers.handles, *(self.eval_workers.handles if self.eval_workers else [])]
+        return [handle for pool in self.pools for handle in pool.handles]
 
     def serve(self, version: int, updates: int) -> None:
         """Let all engines serve a version that the channel keeps; `updates`: policy versions a version."""
         self.workers.serve(lambda: self.channel.for_all(version), version * updates, self.channel.together)
 
     def close(self) -> None:
-        self.workers.close()
-        if self.eval_workers:
-            self.eval_workers.close()
+        for pool in self.pools:
+            pool.close()
         self.channel.close()
         ray.kill(self.trainer)
 
@@ -301,10 +304,15 @@ class Controller(ABC):
 
 
 def trainer_results(refs: list[Any]) -> list[Any]:
-    """What ended calls to the trainer returned. Raises `TrainerDiedError` if it has."""
+    """What calls to the trainer return. Raises `TrainerDiedError` if it has died.
+
+    One that could not even be made is not that: another would fail the same way, and Ray's error says why.
+    """
     try:
         return list(ray.get(refs))
     except RayActorError as death:
+        if getattr(getattr(death, "cause", death), "actor_init_failed", False):
+            raise
         raise TrainerDiedError(str(death).strip().splitlines()[0]) from death
 
 

@@ -1,5 +1,6 @@
 """The rollout workers of a run: calls to them, and a new one in the place of one that has died."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from agent_rl.weights.base import Weights
 MAX_RESTARTS = 5
 """Deaths of workers, or of trainers, that one process of a run puts up with."""
 _START_S = 300.0
+"""How long a worker in the place of another may take to answer; its engine may take longer, as its config has it."""
 _CANCEL_S = 30.0
 
 
@@ -50,6 +52,8 @@ class WorkerPool:
     served: tuple[Weights, int] | None = None
     """What a new worker is given, with its policy version."""
     num_restarts: int = 0
+    check: Callable[[], None] = lambda: None
+    """Called every second while the pool waits for workers. What it raises ends the wait."""
 
     def __post_init__(self) -> None:
         self.handles = [self.start(place) for place in range(self.size)]
@@ -119,9 +123,21 @@ class WorkerPool:
         sent = [(handle, getattr(handle, method).remote(*arguments)) for handle in self.handles]
         for place, (handle, ref) in enumerate(sent):
             try:
-                ray.get(ref)
+                self._wait(ref)
             except RayActorError as death:
                 self._replace(place, handle, death)
+
+    def _wait(self, ref: Any, seconds: float = math.inf) -> None:
+        """Wait for a call to a worker while `check` keeps an eye on the rest of the run. Raises what the call raised.
+
+        Raises `GetTimeoutError` once it has taken `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while not ray.wait([ref], timeout=1.0)[0]:
+            self.check()
+            if time.monotonic() > deadline:
+                raise GetTimeoutError(f"no answer in {seconds:.0f} s")
+        ray.get(ref)
 
     def seconds(self, wall_s: float) -> list[dict[str, float] | None]:
         """Where the last `wall_s` seconds went at each worker; None for one that does not answer."""
@@ -139,16 +155,18 @@ class WorkerPool:
         print(f"{self.role} worker {place} died; starting another, its episodes are issued again", file=sys.stderr)
         ray.kill(dead)
         self.handles[place] = self.start(place)
-        if self.served is not None:
-            try:
-                ray.get(self.handles[place].update_weights.remote(*self.served), timeout=_START_S)
-            except RayActorError as again:  # it was started on a node that is going down too
-                self._replace(place, self.handles[place], again)
-            except GetTimeoutError:
-                raise ValueError(
-                    f"no {self.role} worker could be started in {_START_S:.0f} s in the place of one that died; "
-                    "see that the cluster has a free CPU, then resume the run"
-                ) from None
+        new = self.handles[place]
+        try:
+            self._wait(new.status.remote(), _START_S)
+            if self.served is not None:
+                self._wait(new.update_weights.remote(*self.served))
+        except RayActorError as again:  # it was started on a node that is going down too
+            self._replace(place, new, again)
+        except GetTimeoutError:
+            raise ValueError(
+                f"no {self.role} worker could be started in {_START_S:.0f} s in the place of one that died; "
+                "see that the cluster has a free CPU, then resume the run"
+            ) from None
 
     def close(self) -> None:
         """Let workers end what they hold at the tool server; one that does not answer is killed all the same."""

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +94,25 @@ def test_a_sync_run_reaches_the_same_bits_although_its_worker_and_its_trainer_di
     assert not victims
     check_lineage(chaotic, config)
     assert same_weights(calm, chaotic)
+
+
+def test_a_trainer_that_dies_at_any_moment_costs_no_step(cluster: None, tmp_path: Path) -> None:
+    """Killed a random part of a step and a half, at this machine's pace, after the second step of six."""
+    config = quickstart(*SMALL, "pipeline.type=sync", "checkpoint.every=1")
+    killed: list[int] = []
+    timers: list[threading.Timer] = []
+
+    def kill_soon(row: dict[str, Any]) -> None:
+        if row["step"] == 1 and not timers:
+            delay_s = random.Random(20).uniform(0.0, 1.5 * row["wall_s"])
+            timers.append(threading.Timer(delay_s, lambda: killed.append(kill_one("ray::TrainWorker"))))
+            timers[0].start()
+
+    assert train(config, tmp_path, False, kill_soon).complete
+    timers[0].join()
+    assert len(killed) == 1
+    ledger = check_lineage(tmp_path, config)
+    assert ledger.issued == ledger.trained == set(range(12))
 
 
 def start_driver(path: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,0 +1,143 @@
+"""Deaths of actors while they start or load weights: small actors on a real Ray, under the pool and the restart loop."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from agent_rl import run
+from agent_rl.pipeline import workers
+from agent_rl.pipeline.controller import TrainerDiedError
+from agent_rl.pipeline.watchdog import StalledError
+from agent_rl.pipeline.workers import WorkerPool
+from agent_rl.run import load_weights, local_ray
+from agent_rl.weights.base import WeightsLostError
+from tests.configs import quickstart
+
+WEIGHTS: Any = SimpleNamespace(again=lambda: "again")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with local_ray(4):
+        yield
+
+
+@ray.remote(num_cpus=0.1)
+class Worker:
+    """Answers at once; loads weights for `load_s` seconds, as where a server starts first."""
+
+    def __init__(self, load_s: float) -> None:
+        self.load_s, self.loaded = load_s, list[Any]()
+
+    def status(self) -> None: ...
+
+    def update_weights(self, weights: Any, policy_version: int) -> None:
+        time.sleep(self.load_s)
+        self.loaded.append((weights if isinstance(weights, str) else "first", policy_version))
+
+    def what(self) -> list[Any]:
+        return self.loaded
+
+
+def started(*load_s: float) -> list[Any]:
+    """Workers that answer already."""
+    found = [Worker.remote(seconds) for seconds in load_s]
+    ray.get([worker.status.remote() for worker in found])
+    return found
+
+
+def pool_of(handles: list[Any], size: int, check: Callable[[], None]) -> WorkerPool:
+    return WorkerPool(lambda place: handles.pop(0), size, check=check)
+
+
+def test_a_worker_in_the_place_of_another_loads_weights_for_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "_START_S", 5.0)
+    checks: list[float] = []
+    pool = pool_of(started(0.0, 0.0, 8.0), 2, lambda: checks.append(time.monotonic()))
+    pool.serve(lambda: WEIGHTS, 1)
+    ray.kill(pool.handles[0])
+    before = len(checks)
+    pool.serve(lambda: WEIGHTS, 2)
+    assert len(checks) - before >= 4, "about one a second"
+    loaded = ray.get([handle.what.remote() for handle in pool.handles])
+    assert loaded == [[("again", 2)], [("first", 1), ("first", 2)]]
+    assert pool.num_restarts == 1
+
+
+def test_a_worker_that_cannot_be_placed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_START_S", 1.0)
+    pool = pool_of([*started(0.0), Worker.options(num_cpus=99).remote(0.0)], 1, lambda: None)
+    pool.serve(lambda: WEIGHTS, 1)
+    ray.kill(pool.handles[0])
+    with pytest.raises(ValueError, match=r"no rollout worker could be started in 1 s .* has a free CPU"):
+        pool.serve(lambda: WEIGHTS, 2)
+
+
+def test_a_push_that_hangs_is_ended_by_the_watchdog() -> None:
+    def check() -> None:
+        raise StalledError("no progress")
+
+    pool = pool_of(started(600.0), 1, check)
+    with pytest.raises(StalledError, match="no progress"):
+        pool.serve(lambda: WEIGHTS, 1)
+    ray.kill(pool.handles[0])
+
+
+@ray.remote(num_cpus=0.1)
+class Trainer:
+    """Cannot be made, or dies as it loads a checkpoint."""
+
+    def __init__(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("there is no such model")
+
+    def is_idle(self) -> bool:
+        return True
+
+    def load(self, path: str) -> None:
+        os._exit(1)
+
+
+def test_a_trainer_that_dies_as_it_loads_can_be_started_again() -> None:
+    stages: Any = SimpleNamespace(trainer=Trainer.remote(False))
+    with pytest.raises(TrainerDiedError, match="The actor died unexpectedly"):
+        load_weights(stages, Path("step-000001"), 1, served=1)
+
+
+def test_a_trainer_that_cannot_be_made_is_not_started_again() -> None:
+    stages: Any = SimpleNamespace(trainer=Trainer.remote(True))
+    with pytest.raises(RayActorError, match="there is no such model") as failed:
+        load_weights(stages, None, 0, served=0)
+    assert not isinstance(failed.value, TrainerDiedError)
+
+
+@pytest.mark.parametrize(
+    ("death", "reason"),
+    [
+        (TrainerDiedError("The actor died unexpectedly before finishing this task."), "The actor died unexpectedly .*"),
+        (WeightsLostError("the trainer gives no weights: it is gone\nmore"), "the trainer gives no weights: it is gone"),
+    ],
+)
+def test_the_sixth_death_of_a_trainer_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: Exception, reason: str
+) -> None:
+    calls: list[Any] = []
+
+    def train_from(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise death
+
+    monkeypatch.setattr(run, "train_from", train_from)
+    config = quickstart()
+    with pytest.raises(ValueError, match=f"^the trainer died 6 times, last: {reason}; see whether .* resume the run$"):
+        run.train(config, tmp_path, False, print, run.build_prompts(config))
+    assert len(calls) == 6
