@@ -25,24 +25,25 @@ SCRIPTS = ("charts.js", "tables.js", "episodes.js")
 
 def write_report(runs: Sequence[RecordedRun], target: Path, num_episodes: int = MAX_EPISODES) -> None:
     """Write the report of `runs` to `target`, with up to `num_episodes` episodes together."""
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(report(runs, num_episodes), encoding="utf-8")
-    temporary.replace(target)
-
-
-def report(runs: Sequence[RecordedRun], num_episodes: int = MAX_EPISODES) -> str:
-    """The HTML text."""
     share = max(num_episodes // len(runs), 1) if num_episodes else 0
-    data = view(runs) | {"samples": [episodes(run, share, _MAX_TOKENS // len(runs)) for run in runs]}
+    samples = [episodes(run, share, _MAX_TOKENS // len(runs)) for run in runs]
+    write_page(title(runs), view(runs) | {"samples": samples}, target)
+
+
+def write_page(name: str, data: dict[str, Any], target: Path) -> None:
+    """Write the page that shows `data`: what `views.view` gives, and `samples` of episodes."""
     pieces = {
-        "title": html.escape(title(runs)),
+        "title": html.escape(name),
         "css": "\n".join(asset(name) for name in STYLES),
         "plotly": script(plotly()),
         "scripts": "\n".join(script(asset(name)) for name in (*SCRIPTS, "report.js")),
         "data": embed(data),
     }
     before, *rest = asset("report.html").split("{{")
-    return before + "".join(pieces[name] + text for name, _, text in (part.partition("}}") for part in rest))
+    text = before + "".join(pieces[key] + more for key, _, more in (part.partition("}}") for part in rest))
+    temporary = target.with_name(target.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(target)
 
 
 def title(runs: Sequence[RecordedRun]) -> str:

@@ -86,6 +86,7 @@ def _report(
 ) -> None:
     from agent_rl.analysis.comparison import per_run, read_run, summary
     from agent_rl.analysis.sweep_plot import sweep_picture
+    from agent_rl.analysis.sweep_report import write_sweep_report
 
     for cell_name, p in progress.items():
         if p.state == "failed":
@@ -100,12 +101,12 @@ def _report(
     compared = summary(frame, settings.baseline, effect)
     compared.write_csv(directory / "summary.csv")
     sweep_picture(runs, name, directory / "sweep.png")
+    write_sweep_report(runs, compared, name, settings.baseline, directory / "report.html")
     against = f"; difference to {settings.baseline}, by seed" if settings.baseline else ""
     title = f"held-out accuracy, mean ± standard error over seeds{against}; seeds needed to see {effect:g}"
     print_table(_shown(compared), title)
-    say(
-        f"{len(done)} of {len(every)} runs finished; tables and picture: {directory}/{{runs.csv,summary.csv,sweep.png}}"
-    )
+    files = "{runs.csv,summary.csv,sweep.png,report.html}"
+    say(f"{len(done)} of {len(every)} runs finished; tables, picture and report: {directory}/{files}")
 
 
 def _shown(compared: Any) -> Any:

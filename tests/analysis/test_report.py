@@ -188,7 +188,8 @@ def test_a_report_without_episodes_or_with_a_first_step_only(run: Path, tmp_path
             part.unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = report.report(open_runs([run]))
+        report.write_report(open_runs([run]), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
     assert '"episodes":[]' in text
     assert "http-equiv" in text
 

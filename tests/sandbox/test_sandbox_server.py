@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sandbox.base import FileRefused, SessionLost, Unavailable
+from sandbox.base import FileRefused, Reason, SessionLost, Unavailable
 from sandbox.client import SandboxClient
+from tests.sandbox.conftest import Box, Server
 
 SMALL = {"max_sessions": 2, "warm_sessions": 0}
 
@@ -263,3 +264,13 @@ def _running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_cpu_limit_is_told_from_the_time_limit(tmp_path: Path) -> None:
+    limits = {"wall_s": 20.0, "cpu_s": 1}
+    server = Server(tmp_path / "config.json", {"type": "zygote", "max_sessions": 1, "limits": limits})
+    box = Box(server.url)
+    result = box.run("while True: pass")
+    box.close()
+    assert server.stop() == 0
+    assert (result.reason, result.error) == (Reason.TIMEOUT, "stopped: its CPU seconds are used up")

@@ -29,7 +29,7 @@ def test_a_failed_cell_is_reported_and_a_finished_one_is_kept(tmp_path: Path) ->
     assert "1 of 2: lost seed 0 failed 2 of 2: good seed 0 done" in said  # as they ended, where there is no terminal
     assert "1 of 2 runs finished" in said
     written = (out / "good" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
-    for name in ("runs.csv", "summary.csv", "sweep.png"):
+    for name in ("runs.csv", "summary.csv", "sweep.png", "report.html"):
         assert (out / name).stat().st_size > 0
     code, said = sweep(path, out)
     assert (code, "1 of 2 runs finished" in said) == (1, True)
