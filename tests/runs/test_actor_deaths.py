@@ -53,6 +53,14 @@ def started(*load_s: float) -> list[Any]:
     return found
 
 
+def kill(worker: Any) -> None:
+    """Kill a worker and wait until it is gone: Ray does not."""
+    ray.kill(worker)
+    with pytest.raises(RayActorError):
+        while True:
+            ray.get(worker.status.remote())
+
+
 def pool_of(handles: list[Any], size: int, check: Callable[[], None]) -> WorkerPool:
     return WorkerPool(lambda place: handles.pop(0), size, check=check)
 
@@ -64,7 +72,7 @@ def test_a_worker_in_the_place_of_another_loads_weights_for_as_long_as_it_takes(
     checks: list[float] = []
     pool = pool_of(started(0.0, 0.0, 8.0), 2, lambda: checks.append(time.monotonic()))
     pool.serve(lambda: WEIGHTS, 1)
-    ray.kill(pool.handles[0])
+    kill(pool.handles[0])
     before = len(checks)
     pool.serve(lambda: WEIGHTS, 2)
     assert len(checks) - before >= 4, "about one a second"
@@ -77,7 +85,7 @@ def test_a_worker_that_cannot_be_placed_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(workers, "_START_S", 1.0)
     pool = pool_of([*started(0.0), Worker.options(num_cpus=99).remote(0.0)], 1, lambda: None)
     pool.serve(lambda: WEIGHTS, 1)
-    ray.kill(pool.handles[0])
+    kill(pool.handles[0])
     with pytest.raises(ValueError, match=r"no rollout worker could be started in 1 s .* has a free CPU"):
         pool.serve(lambda: WEIGHTS, 2)
 
