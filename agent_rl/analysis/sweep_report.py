@@ -21,6 +21,8 @@ _CURVES = (
     ("bound_budget", "Lag and mismatch", "Share of the bound's budget", "1 is vacuous", False),
     ("entropy", "Learning", "Entropy of the policy", "nats a token", False),
 )
+_LEAST = 1e-5
+"""Less on a log scale is rounding, as at a step without lag, and would stretch it."""
 _DASHES = ("solid", "dash", "dot")
 
 
@@ -73,7 +75,7 @@ def _curve(variants: dict[str, list[FinishedRun]], key: str, section: str, title
             for step, value in series(run.rows, key):
                 by_step.setdefault(step, []).append(value)
         points = [(step, sum(values) / len(values)) for step, values in sorted(by_step.items())]
-        points = [(step, value) for step, value in points if value > 0 or not log]
+        points = [(step, value) for step, value in points if value > _LEAST or not log]
         if points:
             x, y = thin(points)
             colour, dash = _style(position)
