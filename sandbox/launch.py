@@ -117,13 +117,12 @@ def stage(bwrap: Path, binds: dict[str, str]) -> tuple[str, dict[str, str]]:
     opened = [os.open(source, os.O_PATH) for source in sources]
     syscalls.mount("tmpfs", _STAGE, "tmpfs", 0, "mode=755")
     staged = [f"{_STAGE}/{index}" for index in range(len(sources))]
-    for source, fd, target in zip(sources, opened, staged, strict=True):
+    for fd, target in zip(opened, staged, strict=True):
         if os.path.isdir(f"/proc/self/fd/{fd}"):
             os.mkdir(target)
         else:
             Path(target).touch()
         syscalls.mount(f"/proc/self/fd/{fd}", target, None, syscalls.MS_BIND)
-        assert source
         os.close(fd)
     return str(Path(staged[0]) / bwrap.relative_to(site)), dict(zip(binds, staged[1:], strict=True))
 

@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from agent_rl.data.rows import normalise_text
@@ -121,5 +120,5 @@ def _share(name: str, check: str, indices: list[int], prompts: Sequence[Prompt],
 
 
 def _excerpt(prompt: Prompt, length: int = 40) -> str:
-    text = " ".join("".join(islice(prompt.messages[-1]["content"], 400)).split())
+    text = " ".join(prompt.messages[-1]["content"][:400].split())
     return repr(text if len(text) <= length else text[:length] + "…")

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from agent_rl.analysis.comparison import collapse, per_run, read_run, seeds_needed, summary
@@ -83,4 +82,3 @@ def test_seeds_needed_by_hand() -> None:
     assert seeds_needed(0.1, 0.1) == 8 + 2
     assert seeds_needed(0.2, 0.05) == 126 + 2
     assert seeds_needed(0.0, 0.05) == 3
-    assert isinstance(pl.Series([seeds_needed(0.1, 0.1)]).sum(), int)

@@ -105,8 +105,9 @@ class Schedule:
     @staticmethod
     def read(path: Path, by_turn: bool) -> "Schedule":
         """From the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        rows = [row for row in rows if row.get("eps_eff_low") is not None]
+        text = path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # the run may be writing its next line
+        rows = [row for row in map(json.loads, whole.splitlines()) if row.get("eps_eff_low") is not None]
         buckets = [int(found[1]) for row in rows for key in row if (found := _BY_TURN.fullmatch(key))]
         if not rows or (by_turn and not buckets):
             what = (

@@ -34,8 +34,9 @@ class Gate(ObjectivePart, ABC):
 
 
 def weighs_by_ratio(objective: "ObjectiveConfig") -> bool:
-    """Whether the surrogate multiplies the advantage by the ratio; the plain policy gradient does not."""
-    return bool(objective.surrogate.type != "policy_gradient" or objective.surrogate.cap is not None)
+    """Whether the surrogate multiplies the advantage by the ratio."""
+    surrogate = registry.find("surrogate", objective.surrogate.type)
+    return bool(surrogate.weighs_by_ratio(objective.surrogate))
 
 
 def policy_logprobs(ratios: Ratios, policy: Policy) -> Tensor:

@@ -21,6 +21,11 @@ class Surrogate(ObjectivePart, ABC):
     keeps_equivalent_radius: ClassVar[bool] = False
     """Whether a clip that gates on the clipped ratio has the gradient of a constant radius here."""
 
+    @classmethod
+    def weighs_by_ratio(cls, config: Any) -> bool:
+        """Whether the objective multiplies the advantage by the ratio; the plain policy gradient does not."""
+        return True
+
     @abstractmethod
     def objective(self, ratios: Ratios, radii: Radii) -> tuple[Tensor, Tensor]:
         """S of each active token [A], to be maximised, and where a bound binds, bool [A]."""

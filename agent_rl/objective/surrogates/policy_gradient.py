@@ -29,6 +29,10 @@ class PolicyGradient(Surrogate):
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    @classmethod
+    def weighs_by_ratio(cls, config: Config) -> bool:
+        return config.cap is not None
+
     def objective(self, ratios: Ratios, radii: Radii) -> tuple[Tensor, Tensor]:
         plain = ratios.tokens.advantages * ratios.logprobs
         if self.config.cap is None:

@@ -30,5 +30,4 @@ class UnboundedPositive(Surrogate):
     def objective(self, ratios: Ratios, radii: Radii) -> tuple[Tensor, Tensor]:
         advantages, positive = ratios.tokens.advantages, ratios.tokens.advantages > 0
         own = torch.where(positive, ratios.clip.detach(), torch.zeros_like(ratios.clip))
-        clipped, binds = clipped_objective(ratios.clip - own, advantages, radii)
-        return clipped, binds
+        return clipped_objective(ratios.clip - own, advantages, radii)

@@ -39,7 +39,7 @@ class SamplingTable:
         self.top_p[slot] = np.inf if params.top_p == 1 else params.top_p
         self.top_k[slot] = 1 if greedy else (vocab_size if params.top_k == -1 else params.top_k)
         self.stream[slot] = _mix(np.array([params.seed & (2**64 - 1)], np.uint64))[0]
-        self.restricted[slot] = greedy or params.cuts_support
+        self.restricted[slot] = params.cuts_support
 
     def sample(self, slots: LongArray, index: LongArray, logits: Tensor) -> Sampled:
         """Sample token number `index` [R] of the requests in `slots` [R] from `logits` [R, V].
