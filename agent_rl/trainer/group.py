@@ -4,12 +4,15 @@ import socket
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agent_rl.config import RunConfig
 from agent_rl.records import Trajectory
 from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.worker import RankAddress, TrainWorker
+
+_DEATH_S = 10.0
 
 
 class TrainGroup:
@@ -62,13 +65,28 @@ class TrainGroup:
 
     def _all(self, method: str, *arguments: Any) -> Any:
         """Rank 0's result, once every rank has its own. Raises the first error of any rank: the others may wait for
-        it in vain."""
+        it in vain. A rank's death comes before the errors that it is to the others."""
         calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
         pending = list(calls)
         while pending:
             done, pending = ray.wait(pending)
-            ray.get(done)
+            try:
+                ray.get(done)
+            except RayError:
+                _raise_death(calls)
+                raise
         return ray.get(calls[0])
+
+
+def _raise_death(calls: list[Any]) -> None:
+    """Raise `RayActorError` if an actor that was called has died; Ray may know it a little later than its peers."""
+    for call in ray.wait(calls, num_returns=len(calls), timeout=_DEATH_S)[0]:
+        try:
+            ray.get(call)
+        except RayActorError:
+            raise
+        except RayError:
+            continue
 
 
 def _free_port() -> int:

@@ -1,5 +1,6 @@
 """A run whose trainer is several processes: the same loop, the same checkpoints."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from agent_rl.pipeline.ledger import Ledger
 from agent_rl.pipeline.run_directory import list_checkpoints, read_metrics
 from agent_rl.run import local_ray, train
 from tests.configs import quickstart
+from tests.processes import kill_one
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,3 +36,22 @@ def test_a_run_on_two_ranks_is_resumed_on_one(tmp_path: Path) -> None:
     assert seen[-1]["mismatch_mean_abs"] < 1e-3
     after = load_file(tmp_path / "checkpoints" / "step-000003" / "model.safetensors")
     assert after.keys() == before.keys()
+
+
+def test_a_rank_that_dies_takes_the_run_back_to_its_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of a step: to the other rank its death is a broken connection, which is not what is said."""
+    small = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=1", "num_steps=3")
+    timers: list[threading.Timer] = []
+
+    def kill_a_rank(row: dict[str, Any]) -> None:
+        if row["step"] == 1 and not timers:
+            timers.append(threading.Timer(0.5 * row["wall_s"], kill_one, ("ray::TrainWorker",)))
+            timers[0].start()
+
+    assert train(quickstart(*small, "trainer.dp=2"), tmp_path, resume=False, on_row=kill_a_rank).complete
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert (ledger.trained, ledger.in_flight) == (set(range(6)), set())
+    assert "the trainer died; all of the run goes back to step-00000" in capfd.readouterr().err
