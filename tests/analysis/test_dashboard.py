@@ -169,7 +169,8 @@ def test_the_page_lists_shows_compares_and_follows(root: Path, recorded: Path, t
         assert page.evaluate("location.hash").startswith("#episode=1")
         shutil.rmtree(root / "done")
         page.wait_for("document.getElementById('message').textContent.includes('there is no run')")
-        assert [error for error in page.errors if "404" not in error] == []
+        # A page that asks while the run is half removed gets the sentence of a run without steps, and a 422.
+        assert [error for error in page.errors if "404" not in error and "422" not in error] == []
         assert all(url.startswith((str(client.base_url), "data:", "blob:")) for url in page.requests)
 
 
