@@ -5,7 +5,7 @@
 Processes are this one and all below it: Ray's own, the rollout worker, the trainer, the tool server and its sessions.
 Short-lived ones (sessions, verifiers) are taken together by name. Slopes are least squares over the last two thirds.
 `--check` exits with 1 where a long-lived process gains over 10 threads or 20 descriptors in that time, or grows faster
-than 30 MB a minute: what a leak of something per step or per episode looks like within minutes.
+than 60 MB a minute: what a leak of something per step or per episode looks like within minutes.
 """
 
 import argparse
@@ -35,7 +35,7 @@ OVERRIDES = (
 EVERY_S = 2.0
 WARM_UP = 3
 """Steps before the first sample: allocators grow while shapes are new."""
-MOST_THREADS, MOST_DESCRIPTORS, MOST_MB_A_MINUTE = 10, 20, 30.0
+MOST_THREADS, MOST_DESCRIPTORS, MOST_MB_A_MINUTE = 10, 20, 60.0
 
 
 class Sample(NamedTuple):
