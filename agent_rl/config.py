@@ -221,12 +221,15 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _tools_have_schemas(self) -> Self:
+        for tool in self.rollout.tools:
+            registry.find("tool", tool.type).schema()
+        return self
+
+    @model_validator(mode="after")
     def _bare_has_one_tool(self) -> Self:
         bare = self.rollout.tool_format
-        tools = [registry.find("tool", tool.type) for tool in self.rollout.tools]
-        for tool in tools:
-            tool.schema()  # says now what is wrong with one of the user's own
-        names = [tool.name for tool in tools]
+        names = [registry.find("tool", tool.type).name for tool in self.rollout.tools]
         if bare.type == "bare" and names != [bare.tool]:
             raise ValueError(
                 f"rollout.tool_format bare sends every call to the one tool {bare.tool!r}, but rollout.tools has "

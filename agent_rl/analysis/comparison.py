@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from agent_rl.analysis.collapse import collapse_index, mismatch_collapse_index
-from agent_rl.analysis.metric_lines import evaluations
+from agent_rl.analysis.metric_lines import evaluations, series
 from agent_rl.analysis.recorded import RecordedRun
 
 _CONFIDENCE, _POWER = 0.95, 0.8
@@ -33,6 +33,15 @@ class FinishedRun:
     @property
     def evals(self) -> list[tuple[int, float]]:
         return evaluations(self.rows)
+
+
+def values_by_step(runs: Sequence[FinishedRun], key: str) -> dict[int, list[float]]:
+    """What lines of metrics have for `key`, of all runs together, by step, in order."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for step, value in series(run.rows, key):
+            found.setdefault(step, []).append(value)
+    return dict(sorted(found.items()))
 
 
 def read_run(directory: Path, arm: str, place: str, variant: str, seed: int) -> FinishedRun:

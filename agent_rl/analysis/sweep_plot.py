@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from agent_rl.analysis.comparison import FinishedRun, mean_and_error
+from agent_rl.analysis.comparison import FinishedRun, mean_and_error, values_by_step
 
 _MANY = 8
 """With more curves their bands hide each other and the legend hides them: the bands go, the legend goes below."""
@@ -45,12 +45,9 @@ def sweep_picture(runs: Sequence[FinishedRun], title: str, target: Path) -> None
 
 
 def _curve(axis: Any, runs: Sequence[FinishedRun], label: str, colour: Any, band: bool) -> None:
-    by_step: dict[int, list[float]] = {}
-    for run in runs:
-        for step, score in run.evals:
-            by_step.setdefault(step, []).append(score)
-    steps = sorted(by_step)
-    points = [mean_and_error(by_step[step]) for step in steps]
+    by_step = values_by_step(runs, "eval_avg")
+    steps = list(by_step)
+    points = [mean_and_error(values) for values in by_step.values()]
     centres = [centre for centre, _ in points if centre is not None]
     errors = [error or 0.0 for _, error in points]
     axis.plot(steps, centres, "o-", ms=3, lw=1.4, color=colour, label=label)

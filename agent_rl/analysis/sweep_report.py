@@ -6,9 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from agent_rl.analysis.comparison import FinishedRun
+from agent_rl.analysis.comparison import FinishedRun, values_by_step
 from agent_rl.analysis.drawing import COLOURS, Chart, framed, thin
-from agent_rl.analysis.metric_lines import series
 from agent_rl.analysis.report import write_page
 from agent_rl.analysis.views import finite
 
@@ -70,11 +69,7 @@ def _curve(variants: dict[str, list[FinishedRun]], key: str, section: str, title
     """The mean over seeds of a figure, by step."""
     data = []
     for position, (name, runs) in enumerate(variants.items()):
-        by_step: dict[int, list[float]] = {}
-        for run in runs:
-            for step, value in series(run.rows, key):
-                by_step.setdefault(step, []).append(value)
-        points = [(step, sum(values) / len(values)) for step, values in sorted(by_step.items())]
+        points = [(step, sum(values) / len(values)) for step, values in values_by_step(runs, key).items()]
         points = [(step, value) for step, value in points if value > _LEAST or not log]
         if points:
             x, y = thin(points)

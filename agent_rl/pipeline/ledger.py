@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from agent_rl.pipeline.jsonl import read_jsonl, rewrite_jsonl
+from agent_rl.jsonl import read_jsonl, rewrite_jsonl
 
 
 class Ledger:

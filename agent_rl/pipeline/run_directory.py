@@ -9,7 +9,7 @@ from typing import Any
 from agent_rl import facts
 from agent_rl.analysis.metric_lines import evaluations
 from agent_rl.config import RunConfig, dump
-from agent_rl.pipeline.jsonl import read_jsonl, rewrite_jsonl
+from agent_rl.jsonl import read_jsonl, rewrite_jsonl
 from agent_rl.pipeline.ledger import Ledger, truncate_ledger
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Episode, Trajectory

@@ -14,8 +14,8 @@ import pytest
 
 from agent_rl.analysis import tables
 from agent_rl.config import RunConfig
+from agent_rl.jsonl import read_jsonl
 from agent_rl.pipeline.continuous import OVERDUE, ContinuousController
-from agent_rl.pipeline.jsonl import read_jsonl
 from agent_rl.pipeline.ledger import Ledger
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, read_metrics

@@ -1,7 +1,6 @@
 """The control of every SAT experiment: PPO at the radii that a SAT run had."""
 
 import bisect
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from agent_rl.jsonl import read_jsonl
 from agent_rl.objective.clips.base import Clip, Radii
 from agent_rl.objective.quantile import Reduce
 from agent_rl.objective.token_batch import ActiveTokens
@@ -105,9 +105,7 @@ class Schedule:
     @staticmethod
     def read(path: Path, by_turn: bool) -> "Schedule":
         """From the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
-        text = path.read_text()
-        whole = text[: text.rfind("\n") + 1]  # the run may be writing its next line
-        rows = [row for row in map(json.loads, whole.splitlines()) if row.get("eps_eff_low") is not None]
+        rows = [row for row in read_jsonl(path) if row.get("eps_eff_low") is not None]
         buckets = [int(found[1]) for row in rows for key in row if (found := _BY_TURN.fullmatch(key))]
         if not rows or (by_turn and not buckets):
             what = (
