@@ -91,6 +91,11 @@ class ModelConfig(Settings):
             raise ValueError(f"the model in {str(path)!r} has no tokenizer (no tokenizer_config.json); copy it there")
         return value
 
+    @property
+    def directory(self) -> Path:
+        """Where the model's files are."""
+        return model_directory(self.path)
+
 
 class CheckpointConfig(Settings):
     every: int = Field(10, ge=0)
@@ -159,54 +164,25 @@ class RunConfig(Settings):
     @property
     def num_trainer_ranks(self) -> int:
         """Processes that the trainer has."""
-        layout = getattr(self.trainer, "layout", None)
-        return 1 if layout is None else int(layout.num_ranks)
+        return int(self.trainer.num_ranks)
 
     @property
     def updates_per_batch(self) -> int:
         """Optimizer steps, each a policy version, that the trainer makes of one rollout batch."""
-        return getattr(self.trainer, "updates_per_batch", 1)
+        return int(self.trainer.updates_per_batch)
 
     @model_validator(mode="after")
-    def _minibatches_have_groups(self) -> Self:
-        parts, prompts = getattr(self.trainer, "num_minibatches", 1), self.batch.num_prompts
-        if parts > prompts:
-            raise ValueError(
-                f"trainer.num_minibatches is {parts}, but a batch has the groups of {prompts} prompts, which stay "
-                "whole; lower it or raise batch.num_prompts"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _layout_fits(self) -> Self:
-        if layout := getattr(self.trainer, "layout", None):
-            layout.check(json.loads((model_directory(self.model.path) / "config.json").read_text()))
-            layout.check_episodes(self.batch.num_prompts * self.batch.group_size)
-        return self
-
-    @model_validator(mode="after")
-    def _episodes_fit(self) -> Self:
-        longest = self.rollout.max_episode_tokens
-        holders = {
-            "rollout.engine.max_sequence_tokens": getattr(self.rollout.engine, "max_sequence_tokens", longest),
-            "trainer.max_tokens_per_microbatch": getattr(self.trainer, "max_tokens_per_microbatch", longest),
-        }
-        for key, holds in holders.items():
-            if holds < longest:
-                raise ValueError(f"rollout.max_episode_tokens is {longest}, but {key} is {holds}; make them fit")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_reach_engines(self) -> Self:
-        if check_engine := getattr(self.weights, "check_engine", None):
-            check_engine(self.rollout.engine)
+    def _parts_fit(self) -> Self:
+        of_rollout = (self.rollout.engine, self.rollout.tool_format)
+        for part in (self.prompts, *of_rollout, self.reward, self.pipeline, self.trainer, self.weights):
+            part.check_run(self)
         return self
 
     @model_validator(mode="after")
     def _routing_can_be_replayed(self) -> Self:
         if not self.routing_replay:
             return self
-        model_type = json.loads((model_directory(self.model.path) / "config.json").read_text()).get("model_type")
+        model_type = json.loads((self.model.directory / "config.json").read_text()).get("model_type")
         if model_type not in ROUTED_MODELS:
             raise ValueError(
                 f"routing_replay is for mixtures of experts ({', '.join(ROUTED_MODELS)}), but {self.model.path} is a "
@@ -224,17 +200,6 @@ class RunConfig(Settings):
     def _tools_have_schemas(self) -> Self:
         for tool in self.rollout.tools:
             registry.find("tool", tool.type).schema()
-        return self
-
-    @model_validator(mode="after")
-    def _bare_has_one_tool(self) -> Self:
-        bare = self.rollout.tool_format
-        names = [registry.find("tool", tool.type).name for tool in self.rollout.tools]
-        if bare.type == "bare" and names != [bare.tool]:
-            raise ValueError(
-                f"rollout.tool_format bare sends every call to the one tool {bare.tool!r}, but rollout.tools has "
-                f"{', '.join(names)}; use tool_format hermes for several"
-            )
         return self
 
     @model_validator(mode="after")

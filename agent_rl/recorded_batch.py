@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agent_rl import facts
-from agent_rl.config import RunConfig, model_directory
+from agent_rl.config import RunConfig
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.loss import LossOutput, Objective
 from agent_rl.objective.metrics import step_metrics
@@ -159,9 +159,7 @@ class RecordedBatch:
         """Those of the policy that the run began with, if its KL reads them."""
         if not self.config.objective.kl.coefficient:
             return None
-        engine = TorchEngine(
-            self.config.trainer.in_one_process(), str(model_directory(self.config.model.path)), ObjectiveConfig()
-        )
+        engine = TorchEngine(self.config.trainer.in_one_process(), str(self.config.model.directory), ObjectiveConfig())
         return list(engine.logprobs(trajectories))
 
 

@@ -39,12 +39,14 @@ class PartConfig(Settings):
     type: str
     """Which part: the name of its file, or the dotted path of its class."""
 
+    def check_run(self, run: Any) -> None:
+        """Raise `ValueError`, with what to change, if the part cannot serve a run of the config `run` (`RunConfig`)."""
+
 
 class PartBase:
-    """A swappable part: `Config` declares its keys, `needs` the batch fields it reads beyond the basic ones."""
+    """A swappable part: its `Config` declares its keys."""
 
     Config: ClassVar[type[BaseModel]]
-    needs: frozenset[str] = frozenset()
     can_replay_routing: bool = False
     """Of an engine: it reports routed experts. Of a trainer: it applies them."""
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from agent_rl import registry
 from agent_rl.analysis.tables import read_rollout_facts
-from agent_rl.config import RunConfig, load, model_directory
+from agent_rl.config import RunConfig, load
 from agent_rl.objective.intervals import wilson_interval
 from agent_rl.records import ToolCall
 from agent_rl.rollout.episode import answer
@@ -63,7 +63,7 @@ def _replay_twice(config: RunConfig, episodes: list[list[dict[str, Any]]]) -> tu
 
 async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list[dict[str, Any]]]) -> list[Answers]:
     """The answers to every episode's calls, as many at once as one worker of the run had in flight."""
-    renderer = Renderer(model_directory(config.model.path), config.rollout.max_tool_output_tokens)
+    renderer = Renderer(config.model.directory, config.rollout.max_tool_output_tokens)
     slots = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
 
     async def episode(turns: list[dict[str, Any]]) -> Answers:

@@ -7,17 +7,19 @@ from typing import Any
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.rewards.base import FinishedEpisode, Score
 from agent_rl.rewards.math import MathReward
+from agent_rl.rollout.engines.base import EngineConfig
+from agent_rl.trainer.base import TrainerConfig
 from tools.base import ToolResult
 from tools.python import PythonTool
 
 
 class PlainEngine(PartBase):
-    class Config(PartConfig):
+    class Config(EngineConfig):
         pass
 
 
 class PlainTrainer(PartBase):
-    class Config(PartConfig):
+    class Config(TrainerConfig):
         pass
 
 

@@ -12,11 +12,10 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What the model reads back. `ok` is False where the tool reports an error; `seconds` is wall time."""
+    """What the model reads back. `ok` is False where the tool reports an error."""
 
     content: str
     ok: bool
-    seconds: float = 0.0
 
 
 class ToolError(Exception):

@@ -1,6 +1,5 @@
 """The Python tool: code that the model writes, run in one sandbox session an episode."""
 
-import time
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,7 +34,6 @@ class PythonTool(Tool):
 
     async def call(self, code: str) -> ToolResult:
         """Run Python code and return what it prints, or the value of its last line. Variables are kept."""
-        started = time.perf_counter()
         if (problem := _unreadable(code)) is not None:
             return ToolResult(f"Error: {problem}", ok=False)
         if self._session_id is None:
@@ -43,7 +41,7 @@ class PythonTool(Tool):
         result = await self._sandbox.exec(self._session_id, code, self._config.wall_s)
         if not result.alive:
             self._session_id = None  # the code's own doing: the next call gets a new one
-        return ToolResult(render(result), result.reason is Reason.OK, time.perf_counter() - started)
+        return ToolResult(render(result), result.reason is Reason.OK)
 
     async def close(self) -> None:
         """Close the session. A server that is gone or has forgotten it has closed it already."""

@@ -60,12 +60,11 @@ def _findings(config: "RunConfig") -> "list[Finding]":
 def _lengths(config: "RunConfig") -> "Lengths":
     """Measures prompts as the rollout renders them, tool schemas included."""
     from agent_rl import registry
-    from agent_rl.config import model_directory
     from agent_rl.data.check import Lengths
     from agent_rl.records import Prompt
     from agent_rl.rollout.renderer import Renderer
 
-    renderer = Renderer(model_directory(config.model.path))
+    renderer = Renderer(config.model.directory)
     schemas = [registry.find("tool", tool.type).schema() for tool in config.rollout.tools]
     unknown = renderer.tokenizer.unk_token_id
 

@@ -68,7 +68,7 @@ class _Choice:
 
 def _choose_server(url: str, overrides: list[str], config: Path | None, overlays: list[Path]) -> _Choice:
     """A server as it is. Its tokenizer is read where the server says, or else from the config's `model.path`."""
-    from agent_rl.config import load, model_directory
+    from agent_rl.config import load
     from agent_rl.rollout.sglang.served import check_same_model, served_model
 
     if config is None:
@@ -78,7 +78,7 @@ def _choose_server(url: str, overrides: list[str], config: Path | None, overlays
     engine = ["rollout.engine.type=sglang", *([f"model.path={directory}"] if directory else [])]
     chosen = load(config, [*engine, *overrides], overlays=overlays)
     if directory is None:
-        asyncio.run(check_same_model(served, model_directory(chosen.model.path)))
+        asyncio.run(check_same_model(served, chosen.model.directory))
     if served.context < chosen.rollout.max_episode_tokens:
         raise ValueError(
             f"the server at {url} takes sequences of {served.context} tokens, but rollout.max_episode_tokens is "

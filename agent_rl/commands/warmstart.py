@@ -26,5 +26,10 @@ def warmstart(
         settings = check(WarmstartConfig, mapping, str(config))
         with Progress(console=console) as bar:
             task = bar.add_task("warm start")
-            run(settings, lambda p: bar.update(task, total=p.num_steps, completed=p.step))
+            run(
+                settings,
+                lambda done: bar.update(
+                    task, total=done.num_steps, completed=done.step, description=f"warm start, loss {done.loss:.3f}"
+                ),
+            )
     say(f"model directory: {settings.output}")

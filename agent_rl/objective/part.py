@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
 
 class ObjectivePart(PartBase):
-    """A part of an objective. `needs` names the optional fields of `TokenBatch` that it reads."""
+    """A part of an objective."""
 
+    needs: frozenset[str] = frozenset()
+    """The optional fields of `TokenBatch` that it reads."""
     needs_turns: bool = False
     """Whether every active token must have a turn id."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from agent_rl.records import (
+    Completion,
     Episode,
     FinishReason,
     Prompt,
@@ -107,21 +108,11 @@ async def _drive(
         else:
             parts.activity.at(task, QUEUE, turn_id)
             await before_turn()
-            parts.activity.at(task, GENERATE, turn_id)
-            generating = time.monotonic()
-            routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
-            completion = await parts.engine.generate(task.sequence_id, builder.token_ids, params, routed_from)
-            generated = time.monotonic()
-            if routed_from is not None and completion.routed_experts is None:
-                raise ValueError("routing_replay is true, but the engine reported no routing; choose another engine")
-            builder.append(completion.token_ids, turn_id, completion)
+            completion, generate_s = await _generate(task, parts, builder, params, turn_id)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
-            if not stop:
-                parts.activity.at(task, TOOL, turn_id, calls)
-            results = () if stop else tuple([await answer(call, tools, parts.renderer) for call in calls])
-            timings = {"generate_s": generated - generating, "tool_s": time.monotonic() - generated}
-            turns.append(Turn(turn_id, forced, completion, calls, results, **timings))
+            results, tool_s = ((), 0.0) if stop else await _answers(task, parts, tools, calls, turn_id)
+            turns.append(Turn(turn_id, forced, completion, calls, results, generate_s, tool_s))
             if stop is None:
                 forced = parts.renderer.tool_turn([result.content for result in results])
                 if len(builder.token_ids) + len(forced) < parts.config.max_episode_tokens:
@@ -129,6 +120,31 @@ async def _drive(
                 else:
                     stop = StopReason.MAX_TOKENS
     return turns, stop, builder
+
+
+async def _generate(
+    task: EpisodeTask, parts: EpisodeParts, builder: TrajectoryBuilder, params: SamplingParams, turn_id: int
+) -> tuple[Completion, float]:
+    """The turn that the policy samples, which is appended to the trajectory, and the seconds it took."""
+    parts.activity.at(task, GENERATE, turn_id)
+    started = time.monotonic()
+    routed_from = builder.num_routed if parts.routing_replay and task.purpose == "train" else None
+    completion = await parts.engine.generate(task.sequence_id, builder.token_ids, params, routed_from)
+    seconds = time.monotonic() - started
+    if routed_from is not None and completion.routed_experts is None:
+        raise ValueError("routing_replay is true, but the engine reported no routing; choose another engine")
+    builder.append(completion.token_ids, turn_id, completion)
+    return completion, seconds
+
+
+async def _answers(
+    task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], calls: tuple[ToolCall, ...], turn_id: int
+) -> tuple[tuple[ToolResult, ...], float]:
+    """What the tools answer to a turn's calls, one after the other, and the seconds it took."""
+    parts.activity.at(task, TOOL, turn_id, calls)
+    started = time.monotonic()
+    results = tuple([await answer(call, tools, parts.renderer) for call in calls])
+    return results, time.monotonic() - started
 
 
 def _sampling_params(task: EpisodeTask, parts: EpisodeParts, turn_id: int, used: int) -> SamplingParams | None:
@@ -169,7 +185,7 @@ async def answer(call: ToolCall, tools: dict[str, Tool], renderer: Renderer) -> 
         result = ToolResult(f"Error: {problem}", ok=False)
     else:
         result = await _call(tool, call)
-    return ToolResult(renderer.clip_tool_output(result.content), result.ok, result.seconds)
+    return ToolResult(renderer.clip_tool_output(result.content), result.ok)
 
 
 async def _call(tool: Tool, call: ToolCall) -> ToolResult:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent_rl import registry
-from agent_rl.config import RunConfig, model_directory
+from agent_rl.config import RunConfig
 from agent_rl.records import Episode
 from agent_rl.rewards.base import RewardError
 from agent_rl.rollout.activity import QUEUE, Activity, WorkerStatus
@@ -51,7 +51,7 @@ class RolloutWorker:
     def __init__(
         self, config: RunConfig, tool_server: str, waves: bool, token: str | None = None, index: int = 0
     ) -> None:
-        directory = model_directory(config.model.path)
+        directory = config.model.directory
         rollout = config.rollout
         self.config, self.waves = config, waves
         # Shared by the lists of tasks that run at once: an evaluation beside the rollouts of training.

@@ -6,6 +6,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_rl.records import FloatArray, Trajectory
+from agent_rl.registry import PartConfig
+
+
+class TrainerConfig(PartConfig):
+    """What a trainer's `Config` derives from."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the trainer has."""
+        return 1
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps, each a policy version, that are made of one rollout batch."""
+        return 1
 
 
 @dataclass

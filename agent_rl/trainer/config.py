@@ -1,16 +1,17 @@
 """The keys under `trainer` of a run that trains with torch."""
 
-from typing import Literal, Self
+import json
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from agent_rl.registry import PartConfig
+from agent_rl.trainer.base import TrainerConfig
 from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.model import ComputeConfig
 from agent_rl.trainer.snapshots import ProximalConfig
 
 
-class TorchConfig(PartConfig):
+class TorchConfig(TrainerConfig):
     type: Literal["torch"] = "torch"
     dp: int = Field(1, ge=1)
     """Ranks that share the trajectories of a step; weights, gradients and optimizer are sharded over them (FSDP2).
@@ -65,6 +66,25 @@ class TorchConfig(PartConfig):
         return self.model_copy(update={"dp": 1, "tp": 1, "ep": 1})
 
     @property
+    def num_ranks(self) -> int:
+        return self.layout.num_ranks
+
+    @property
     def updates_per_batch(self) -> int:
-        """Optimizer steps that a rollout batch is used for."""
         return self.num_minibatches * self.num_epochs
+
+    def check_run(self, run: Any) -> None:
+        """Episodes fit into a micro-batch, the layout fits the model, and every rank and mini-batch gets some."""
+        prompts, longest = run.batch.num_prompts, run.rollout.max_episode_tokens
+        if self.num_minibatches > prompts:
+            raise ValueError(
+                f"trainer.num_minibatches is {self.num_minibatches}, but a batch has the groups of {prompts} prompts, "
+                "which stay whole; lower it or raise batch.num_prompts"
+            )
+        self.layout.check(json.loads((run.model.directory / "config.json").read_text()))
+        self.layout.check_episodes(prompts * run.batch.group_size)
+        if self.max_tokens_per_microbatch < longest:
+            raise ValueError(
+                f"rollout.max_episode_tokens is {longest}, but trainer.max_tokens_per_microbatch is "
+                f"{self.max_tokens_per_microbatch}; make them fit"
+            )

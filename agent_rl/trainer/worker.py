@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl import registry
-from agent_rl.config import RunConfig, model_directory
+from agent_rl.config import RunConfig
 from agent_rl.records import Trajectory
 from agent_rl.stacks import dump_on_signal
 from agent_rl.trainer.base import TrainEngine, TrainResult
@@ -50,7 +50,7 @@ class TrainWorker:
         self.engine: TrainEngine = registry.build(
             "trainer",
             config.trainer,
-            model_path=str(model_directory(config.model.path)),
+            model_path=str(config.model.directory),
             objective=config.objective,
         )
         self.keeper = Keeper()

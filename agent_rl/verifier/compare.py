@@ -31,6 +31,7 @@ _LETTER = re.compile(r"\(?([A-J])\)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{3,}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
 _OPEN, _CLOSE = {"(": ")", "[": "]", r"\{": r"\}"}, (")", "]", r"\}")
+_UNORDERED = {"", "{}"}  # the brackets, none or braces, of lists whose order says nothing
 _TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 
 
@@ -135,14 +136,12 @@ def _compare_lists(
     reference: tuple[str, list[str]], answer: tuple[str, list[str]], whole: str, given: str
 ) -> bool | Question:
     (left_kind, left), (right_kind, right) = (_plain(*reference), _plain(*answer))
-    lone = [len(items) == 1 and not kind for kind, items in ((left_kind, left), (right_kind, right))]
-    if lone[0] != lone[1] and not {left_kind, right_kind} <= {"", "{}"}:
-        number = parse_number(whole if lone[0] else given)
+    ordered = not {left_kind, right_kind} <= _UNORDERED
+    left_lone, right_lone = not left_kind and len(left) == 1, not right_kind and len(right) == 1
+    if ordered and left_lone != right_lone:
+        number = parse_number(whole if left_lone else given)
         return False if number is not None else Question((whole,), (given,), ordered=True)
-    ordered = left_kind not in ("", "{}") or right_kind not in ("", "{}")
-    if ordered and "" not in (left_kind, right_kind) and left_kind != right_kind:
-        return False
-    if ordered and "" in (left_kind, right_kind) and "()" not in (left_kind, right_kind):
+    if ordered and _brackets_disagree(left_kind, right_kind):
         return False
     left, right = (items if ordered else list(dict.fromkeys(items)) for items in (left, right))
     if len(left) != len(right):
@@ -152,6 +151,11 @@ def _compare_lists(
             return False
         return Question((whole,), (given,), ordered=True)
     return _compare_items([read_item(t) for t in left], [read_item(t) for t in right], ordered)
+
+
+def _brackets_disagree(left: str, right: str) -> bool:
+    """Of two ordered lists; one that is written without brackets is a tuple, never an interval."""
+    return (left or "()") != (right or "()")
 
 
 def _plain(brackets: str, elements: list[str]) -> tuple[str, list[str]]:

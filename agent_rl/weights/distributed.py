@@ -34,8 +34,9 @@ class Distributed(KeptByTrainer, PartBase):
         timeout_s: float = Field(120.0, gt=0)
         """How long ranks wait for each other, before those that are there ask the trainer one by one."""
 
-        def check_engine(self, engine: Any) -> None:
-            """Raises `ValueError` if the engines of a run cannot be given weights this way."""
+        def check_run(self, run: Any) -> None:
+            """The run's engines can be given weights this way."""
+            engine = run.rollout.engine
             check_engine(self.type, engine)
             if engine.type == "embedded" and self.backend == "nccl":
                 raise ValueError(

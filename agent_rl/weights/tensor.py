@@ -25,8 +25,9 @@ class Tensors(KeptByTrainer, PartBase):
         bucket_mb: float = Field(512.0, gt=0)
         """Mebibytes handed over at a time, and held beside the model while they are; a larger tensor goes by itself."""
 
-        def check_engine(self, engine: Any) -> None:
-            """Raises `ValueError` if the engines of a run cannot be given weights this way."""
+        def check_run(self, run: Any) -> None:
+            """The run's engines can be given weights this way."""
+            engine = run.rollout.engine
             check_engine(self.type, engine)
             check_same_machine(engine)
 

@@ -54,7 +54,6 @@ def calls(url: str, *codes: str, **config: object) -> list[ToolResult]:
 def test_content(server_url: str, code: str, content: str, ok: bool) -> None:
     (result,) = calls(server_url, code)
     assert (result.content, result.ok) == (content, ok)
-    assert 0 < result.seconds < 10
 
 
 def test_variables_last_for_the_episode_and_a_new_session_follows_a_dead_one(server_url: str) -> None:

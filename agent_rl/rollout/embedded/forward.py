@@ -14,19 +14,16 @@ Forward = Callable[[Step], Tensor]
 _ATTENTION = "agent_rl_slots"
 
 
-def load_model(path: str, dtype: str, max_tokens: int) -> Any:
-    """The causal LM in directory `path`, in eval mode. Raises `ValueError` if the engine cannot run it."""
+def load_model(path: str, max_tokens: int) -> Any:
+    """The causal LM in directory `path`, in float32 and eval mode. Raises `ValueError` if the engine cannot run it."""
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"{path!r} is not a model directory: it has no config.json; give a Hugging Face causal LM")
-    torch_dtype = getattr(torch, dtype, None)
-    if torch_dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
     from transformers import AttentionInterface, AutoModelForCausalLM  # heavy, and a config needs this file too
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     AttentionInterface.register(_ATTENTION, _slot_attention)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype, attn_implementation=_ATTENTION).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=_ATTENTION).eval()
     _check_context(model.config, max_tokens)
     return model
 

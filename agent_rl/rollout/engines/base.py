@@ -1,11 +1,29 @@
 """What the episode loop needs from an inference engine. Token ids in, token ids out."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from agent_rl.records import Completion, IntArray, SamplingMask, SamplingParams
+from agent_rl.registry import PartConfig
 from agent_rl.weights.base import Weights
+
+
+class EngineConfig(PartConfig):
+    """What an engine's `Config` derives from."""
+
+    max_sequence_tokens: int = Field(1024, ge=2)
+    """The longest sequence, prompt and completion together."""
+
+    def check_run(self, run: Any) -> None:
+        """Episodes fit into a sequence."""
+        longest = run.rollout.max_episode_tokens
+        if self.max_sequence_tokens < longest:
+            raise ValueError(
+                f"rollout.max_episode_tokens is {longest}, but rollout.engine.max_sequence_tokens is "
+                f"{self.max_sequence_tokens}; make them fit"
+            )
 
 
 class EngineError(Exception):

@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 
 from agent_rl.records import Completion, FinishReason, IntArray, LongArray, SamplingMask, SamplingParams
-from agent_rl.registry import PartBase, PartConfig
+from agent_rl.registry import PartBase
 from agent_rl.rollout.embedded.forward import Forward, build_forward, load_model
 from agent_rl.rollout.embedded.kv_cache import KVCache, plan_step
 from agent_rl.rollout.embedded.routing import RoutingTable
 from agent_rl.rollout.embedded.sampling import SamplingTable
 from agent_rl.rollout.embedded.slots import Slots
 from agent_rl.rollout.embedded.weights import check_weights, load_weights
+from agent_rl.rollout.engines.base import EngineConfig
 from agent_rl.weights.base import Weights
 from agent_rl.weights.transfer.group import Seat
 
@@ -45,14 +46,12 @@ class EmbeddedEngine(PartBase):
 
     can_replay_routing = True
 
-    class Config(PartConfig):
+    class Config(EngineConfig):
         """How much runs at once."""
 
         type: str = "embedded"
         max_concurrent_sequences: int = Field(64, ge=1)
         """Slots of the KV cache. Further requests wait; an idle episode loses its slot to one that runs."""
-        max_sequence_tokens: int = Field(1024, ge=2)
-        """The longest sequence, prompt and completion together."""
         prefill_tokens_per_step: int = Field(4096, ge=1)
         """The most prompt tokens computed between two decoding steps; it bounds latency and memory."""
 
@@ -60,13 +59,12 @@ class EmbeddedEngine(PartBase):
         self,
         config: Config,
         model_path: str,
-        dtype: str = "float32",
         worker_index: int = 0,
         report_routing: bool = False,
     ) -> None:
         slots, max_tokens = config.max_concurrent_sequences, config.max_sequence_tokens
         self._config = config
-        self._model = load_model(model_path, dtype, max_tokens)
+        self._model = load_model(model_path, max_tokens)
         self._vocab_size: int = self._model.get_input_embeddings().num_embeddings
         self._cache = KVCache(slots, max_tokens)
         self._forward: Forward = build_forward(self._model, self._cache, max_tokens)

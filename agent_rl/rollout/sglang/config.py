@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from agent_rl.registry import PartConfig
+from agent_rl.rollout.engines.base import EngineConfig
 
 
-class SGLangConfig(PartConfig):
+class SGLangConfig(EngineConfig):
     """Where the server of each rollout worker comes from, and how its weights change."""
 
     type: Literal["sglang"] = "sglang"

@@ -1,7 +1,8 @@
 """The body between the markers is the one argument of the one tool: no JSON, for small models."""
 
-from typing import Literal
+from typing import Any, Literal
 
+from agent_rl import registry
 from agent_rl.records import ToolCall
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.rollout.tool_formats.base import NOT_CLOSED, bodies
@@ -14,6 +15,15 @@ class BareFormat(PartBase):
         """The tool that every call goes to."""
         argument: str = "code"
         """The argument that the body is given as."""
+
+        def check_run(self, run: Any) -> None:
+            """The run has this one tool."""
+            names = [registry.find("tool", tool.type).name for tool in run.rollout.tools]
+            if names != [self.tool]:
+                raise ValueError(
+                    f"rollout.tool_format bare sends every call to the one tool {self.tool!r}, but rollout.tools has "
+                    f"{', '.join(names)}; use tool_format hermes for several"
+                )
 
     def __init__(self, config: Config) -> None:
         self.config = config
