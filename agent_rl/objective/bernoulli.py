@@ -4,6 +4,14 @@ import torch
 from torch import Tensor
 
 
+def representable(log_p: Tensor) -> Tensor:
+    """Log-probs, with those that rounded to 0 or above it at the largest number below 0 that their dtype resolves.
+
+    A kernel of finite precision says no more of a sure token; an exact 1 would put every other policy at infinity.
+    """
+    return log_p.clamp(max=-torch.finfo(log_p.dtype).eps / 2)
+
+
 def bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(Bernoulli(p) || Bernoulli(q)) = p log(p / q) + (1 - p) log((1 - p) / (1 - q)) from log p, log q; any shape.
 

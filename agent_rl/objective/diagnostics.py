@@ -120,6 +120,8 @@ def _share(values: Tensor) -> float:
 
 
 def _pearson(x: Tensor, y: Tensor) -> float:
+    if bool((x == x[0]).all()) or bool((y == y[0]).all()):  # subtracting the mean leaves a residue, not 0
+        return math.nan
     x, y = x - x.mean(), y - y.mean()
     scale = float(x.norm() * y.norm())
     return float(x @ y) / scale if scale > 0 else math.nan

@@ -13,7 +13,9 @@ def equivalent_radii(q: float, eps_low: float, eps_high: float) -> tuple[float, 
     if q == 0:
         return eps_low, eps_high
     low = min(eps_low, -math.expm1(-_crossing(q, eps_low, -1)))
-    return low, min(eps_high, math.expm1(_crossing(q, eps_high, 1)))
+    if q >= math.log1p(eps_high):  # nothing tightens before the full radius is reached; e^q may not be a number
+        return low, eps_high
+    return low, math.expm1(_crossing(q, eps_high, 1))
 
 
 def _crossing(q: float, eps: float, sign: int) -> float:

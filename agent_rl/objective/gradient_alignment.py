@@ -27,12 +27,16 @@ class GradientAlignment:
     def apply(
         self, gradients: Sequence[Tensor], reduce: Reduce | None = None, copies: Sequence[int] | None = None
     ) -> float:
-        """The cosine to the last step's gradient; NaN in the first step and for a gradient of zero.
+        """The cosine to the last step's gradient; NaN in the first step and for a gradient that is 0 or not finite,
+        after which the one before it is still the last.
 
         `gradients` are those of all parameters, before clipping, changed in place where the cosine exceeds the
         limit. `reduce` sums a tensor over the ranks that hold shards of them; `copies` says for each gradient how many
         of these ranks hold the same shard, 1 if it is left out.
         """
+        (square,) = _sums([(gradients, gradients)], reduce, copies)
+        if square == 0 or not math.isfinite(square):
+            return math.nan
         last, self.previous = self.previous, [g.detach().clone() for g in gradients]
         if last is None:
             return math.nan

@@ -217,8 +217,8 @@ class Objective:
             full[batch.active.index] = values.detach()
             return full
 
-        advantages, ratio = ratios.tokens.advantages, ratios.clip.exp()
-        inside_base = torch.where(advantages > 0, ratio < 1 + radii.base_high, ratio > 1 - radii.base_low)
+        ratio = ratios.clip.exp()
+        inside_base = (ratio < 1 + radii.base_high) & (ratio > 1 - radii.base_low)
         return LossOutput(
             loss=loss,
             log_ratio=spread(ratios.token),

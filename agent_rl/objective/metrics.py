@@ -55,7 +55,7 @@ def step_metrics(
     metrics = {name: value if name == "loss" else value / tokens for name, value in sums.items()}
     factors = _column(batches, outputs, "factor")
     metrics["min_factor"] = float(factors.min()) if reduce is None else float(kth_smallest([factors], [1], reduce)[0])
-    metrics = {name: value for name, value in metrics.items() if not math.isinf(value)}
+    metrics = {name: x for name, x in metrics.items() if name not in ("eps_low", "eps_high") or math.isfinite(x)}
     return metrics | _quantiles_by_rule(batches, outputs, reduce) | _radii_by_turn(outputs[0], step)
 
 

@@ -108,8 +108,9 @@ def _pack(mask: Tensor, turns: Tensor, sizes: Tensor | None, floats: dict[str, T
     kept = {}
     if sizes is not None:
         counts = sizes[mask]
-        kept["kept_offsets"] = torch.cat([zeros[:1], counts.cumsum(0)])
-        kept["kept_ids"] = torch.zeros(int(counts.sum()), dtype=torch.int64, device=mask.device)
+        offsets = kept["kept_offsets"] = torch.cat([zeros[:1], counts.cumsum(0)])
+        position = torch.arange(int(offsets[-1]), device=mask.device)
+        kept["kept_ids"] = position - offsets[:-1].repeat_interleave(counts)  # 0 and up, in each row
     return TokenBatch(
         token_ids=zeros,
         position_ids=torch.arange(columns, device=mask.device).repeat(rows),

@@ -166,9 +166,13 @@ class TokenBatch:
             )
         row = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
         found = torch.zeros_like(sizes).index_add(0, row, (self.kept_ids == sampled[row]).long())
-        if bool(((found == 0) & (sizes > 0)).any()):
-            t = int(self.loss_mask.nonzero()[int(((found == 0) & (sizes > 0)).nonzero()[0, 0]), 0])
+        wrong = (found != 1) & (sizes > 0)
+        if bool(wrong.any()):
+            first = int(wrong.nonzero()[0, 0])
+            t = int(self.loss_mask.nonzero()[first, 0])
             where = f"of trajectory {int(self.trajectory_ids[t])} at position {int(self.position_ids[t])}"
+            if found[first] > 1:
+                raise ObjectiveError("repeated_in_mask", f"the token {where} is in its kept set more than once")
             raise ObjectiveError("sampled_token_outside_mask", f"the token {where} is not in its own kept set")
 
     def _check_routing(self) -> None:

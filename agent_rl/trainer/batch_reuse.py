@@ -1,5 +1,6 @@
 """Several updates from one rollout batch: which trajectories each is on, and what they come to together."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,11 +94,13 @@ def trained_at(updates: Iterable[Update]) -> list[list[int]]:
 
 
 def batch_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Means over the updates that have a figure; counts are added up. `num_updates`: how many there were."""
+    """Means over the updates that have a figure, one that is not NaN; counts are added up. `num_updates`: how many
+    there were."""
     names = dict.fromkeys(name for update in updates for name in update.metrics)
     found: dict[str, float] = {"num_updates": float(len(updates))}
     for name in names:
-        values = [update.metrics[name] for update in updates if name in update.metrics]
+        all_values = [update.metrics[name] for update in updates if name in update.metrics]
+        values = [value for value in all_values if not math.isnan(value)] or all_values
         combine = sum if name in _SUMS else _REPLACED.get(name, lambda v: sum(v) / len(v))
         found[name] = float(combine(values))
     return found

@@ -48,7 +48,7 @@ def random_rows(seed: int, count: int, spread: float = 0.3) -> list[Row]:
 
 
 def pack(rows: Sequence[Row], dtype: torch.dtype = torch.float64, **changes: Any) -> tuple[TokenBatch, torch.Tensor]:
-    """The batch of `rows`, and its log-probs [T]. Every token and kept id is 0."""
+    """The batch of `rows`, and its log-probs [T]. Every token is 0, kept ids are 0 and up."""
 
     def joined(values: list[Any], kind: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.concatenate([np.zeros(0), *values]), dtype=kind)
@@ -70,7 +70,7 @@ def pack(rows: Sequence[Row], dtype: torch.dtype = torch.float64, **changes: Any
         "cu_seqlens": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
         "proximal_logprobs": joined([r.mu if r.prox is None else r.prox for r in rows], dtype),
         "ref_logprobs": joined([r.ref for r in rows], dtype),
-        "kept_ids": torch.zeros(int(sizes.sum()), dtype=torch.int64),
+        "kept_ids": torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in sizes.tolist())]),
         "kept_offsets": torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),
     }
     return TokenBatch(**{**fields, **changes}), joined([r.lp for r in rows], dtype)

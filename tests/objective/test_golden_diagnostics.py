@@ -37,6 +37,14 @@ def test_mismatch_table(case, dtype):
     assert kl_bin(rows["all", -1]["k3"]) == out["kl_bin"]
 
 
+@pytest.mark.parametrize("n", range(1, 40))
+def test_constant_columns_have_no_correlation(n):
+    same = torch.full((n,), 0.1).log()
+    (row, *_) = mismatch_table(StepTokens(same - 0.01, same, torch.zeros(n, dtype=torch.int64)))
+    assert math.isnan(row["pearson_logp"])
+    assert math.isnan(row["pearson_p"])
+
+
 def test_optional_columns():
     tokens = StepTokens(
         torch.log(torch.tensor([0.5, 0.5, 1.0])),

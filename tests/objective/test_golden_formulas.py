@@ -48,6 +48,11 @@ def test_sat_factors(case, dtype):
     assert_close(0.2 * high, out["eps_high"], dtype)
 
 
+@pytest.mark.parametrize("q", [1.0, 700.0, 1e4])
+def test_a_mismatch_beyond_the_radii_leaves_them_whole(q):
+    assert equivalent_radii(q, 0.2, 0.28) == (0.2, 0.28)
+
+
 @pytest.mark.parametrize("case", cases("sat_equivalent_radius.json"))
 def test_equivalent_radius(case):
     low, high = equivalent_radii(case["in"]["q"], case["in"]["eps"], case["in"]["eps"])

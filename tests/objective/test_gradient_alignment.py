@@ -42,12 +42,22 @@ def test_it_turns_the_gradient_to_the_limit():
     assert flat(below) == [-3.0, 4.1]
 
 
+@pytest.mark.parametrize("skipped", [(math.nan, 0.0), (0.0, 0.0), (math.inf, 1.0)])
+def test_a_gradient_that_says_nothing_is_not_the_last_one(skipped):
+    limited = GradientAlignment(0.6)
+    limited.apply(gradient(2.0, 0.0))
+    assert math.isnan(limited.apply(gradient(*skipped)))
+    third = gradient(4.0, 3.0)
+    assert limited.apply(third) == pytest.approx(0.8)
+    assert flat(third) == pytest.approx([2.25, 3.0])
+
+
 def test_shards_and_checkpoints():
     """Each rank holds one of the two parameters; the sums over both are the whole gradient's."""
     whole, other = GradientAlignment(0.6), GradientAlignment(0.6)
     whole.apply(gradient(2.0, 0.0))
     other.load_state_dict({"previous": whole.state_dict()["previous"][:1]})
-    partner = iter([[0.0, 9.0, 0.0], [9.0, 0.0]])
+    partner = iter([[9.0], [0.0, 9.0, 0.0], [9.0, 0.0]])
     mine = gradient(4.0, 3.0)[:1]
     cosine = other.apply(mine, lambda tensor: tensor + torch.tensor(next(partner), dtype=torch.float64))
     assert cosine == pytest.approx(0.8)

@@ -68,6 +68,18 @@ def test_a_schedule_follows_its_run(tmp_path):
             radii(objective, step)
 
 
+def test_steps_that_the_run_skipped_are_covered_at_both_ends(tmp_path):
+    skipped = {"skipped_empty": 1.0}
+    radii_of_step_1 = {"step": 1, "skipped_empty": 0.0, "eps_eff_low": 0.1, "eps_eff_high": 0.15}
+    write(tmp_path, [{"step": 0, **skipped}, radii_of_step_1, {"step": 2, **skipped}, {"step": 3, "eval_avg": 0.5}])
+    objective = build(type="matched", schedule=str(tmp_path))
+    for step in (0, 1, 2):
+        low, high, _ = radii(objective, step)
+        assert (set(low.tolist()), set(high.tolist())) == ({0.1}, {0.15})
+    with pytest.raises(ValueError, match="steps 0 to 2, not for step 3"):
+        radii(objective, 3)
+
+
 @pytest.mark.parametrize("by_turn", [False, True])
 def test_the_schedule_of_a_run_gives_its_gradient_back(tmp_path, by_turn):
     """Replayed on the very batches it came from, the equivalent radius has SAT's gradient to the bit."""

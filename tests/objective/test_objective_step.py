@@ -262,6 +262,11 @@ def test_a_trajectory_in_two_segments_is_rejected():
             "sampled_token_outside_mask",
             "trajectory 7 at position 1 is not in its own kept set",
         ),
+        (
+            {"kept_offsets": torch.tensor([0, 0, 3, 3]), "kept_ids": torch.tensor([0, 4, 0])},
+            "repeated_in_mask",
+            "trajectory 7 at position 1 is in its kept set more than once",
+        ),
     ],
 )
 def test_a_batch_is_validated(changes, code, message):

@@ -47,6 +47,31 @@ def test_cispo_without_a_low_bound():
     assert_close(found.grad_logprobs, [[-0.02]])
 
 
+def test_cispo_newly_clips_only_what_the_full_radius_leaves():
+    """SAT with q = 0.1 tightens at log-ratios of 0.15 and -0.6, of which -0.6 lies beyond 1 - 0.2 anyway."""
+    clip = {"type": "sat", "alpha": 0.3, "eps_low": 0.2, "eps_high": 0.2}
+    for advantage in (1.0, -1.0):
+        ratios = [[math.exp(0.1), math.exp(0.15), math.exp(-0.6)]]
+        found = run({"surrogate": "cispo", "clip": clip}, ratios, advantage)
+        assert found.clipped.tolist() == [[False, True, True]]
+        assert found.newly_clipped.tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("gate", [{"type": "kpop", "policy": "current"}, {"type": "dppo", "divergence": "kl"}])
+def test_sure_tokens_on_which_both_agree_are_kept(gate):
+    """Float32 writes the log-prob of a sure token as 0, or just above it; -3e-5 is close to that, -5 is not."""
+    behavior = torch.tensor([[0.0, -3e-5, 0.0, 1e-6, 0.0]], dtype=torch.float32)
+    current = torch.tensor([[-3e-5, 0.0, 0.0, -3e-5, -5.0]], dtype=torch.float32)
+    found = evaluate(
+        {"gates": [gate]},
+        logprobs=current,
+        behavior_logprobs=behavior,
+        advantages=-torch.ones(1, 5),
+        loss_mask=torch.ones(1, 5),
+    )
+    assert found.weight.tolist() == [[1, 1, 1, 1, 0]]
+
+
 def test_up():
     """A > 0: value A, gradient -A / n even at r = 3. A < 0: r A, and nothing below 1 - eps."""
     objective = {"surrogate": "up", "aggregate": "token_mean"}

@@ -1,5 +1,6 @@
 """A batch used for several updates: the same as those updates one by one, each at its own lag."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.methods import method
 from agent_rl.records import Trajectory
 from agent_rl.settings import check
-from agent_rl.trainer.batch_reuse import minibatches
+from agent_rl.trainer.batch_reuse import Update, batch_metrics, minibatches
 from agent_rl.trainer.engines.torch import TorchEngine
 from tests.configs import quickstart
 from tests.trajectories import random_trajectory
@@ -99,6 +100,14 @@ def test_a_batch_that_lost_groups_still_counts_its_versions() -> None:
     assert result.metrics["num_updates"] == 3
     assert result.metrics["skipped_empty"] == 1
     assert result.trained_at == [[9], [9], [10], [10]]
+
+
+def test_a_figure_that_one_update_lacks_is_the_mean_of_the_others() -> None:
+    figures = [{"cosine": math.nan, "loss": 1.0}, {"cosine": 0.5, "loss": math.inf}, {"cosine": 0.7, "none": math.nan}]
+    found = batch_metrics([Update([], k, [], [], row, []) for k, row in enumerate(figures)])
+    assert found["cosine"] == pytest.approx(0.6)
+    assert found["loss"] == math.inf
+    assert math.isnan(found["none"])
 
 
 def test_more_minibatches_than_groups_are_refused() -> None:

@@ -96,7 +96,7 @@ class Matched(Clip):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Radii by step; a step that the run skipped has those of the step before it."""
+    """Radii by step; a step that the run skipped has those of the step before it, the first ones those that follow."""
 
     path: Path
     steps: tuple[int, ...]
@@ -105,7 +105,8 @@ class Schedule:
     @staticmethod
     def read(path: Path, by_turn: bool) -> "Schedule":
         """From the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
-        rows = [row for row in read_jsonl(path) if row.get("eps_eff_low") is not None]
+        lines = [row for row in read_jsonl(path) if "eps_eff_low" in row or "skipped_empty" in row]
+        rows = [row for row in lines if row.get("eps_eff_low") is not None]
         buckets = [int(found[1]) for row in rows for key in row if (found := _BY_TURN.fullmatch(key))]
         if not rows or (by_turn and not buckets):
             what = (
@@ -115,7 +116,11 @@ class Schedule:
             )
             raise ValueError(f"{path} logs no {what}")
         num_turns = max(buckets, default=-1) + 1 if by_turn else 0
-        return Schedule(path, tuple(row["step"] for row in rows), tuple(_pairs(row, num_turns) for row in rows))
+        pairs, last = list[Pairs](), _pairs(rows[0], num_turns)
+        for row in lines:
+            last = last if row.get("eps_eff_low") is None else _pairs(row, num_turns)
+            pairs.append(last)
+        return Schedule(path, tuple(row["step"] for row in lines), tuple(pairs))
 
     def at(self, step: int) -> Pairs:
         """The radii of a step. Raises `ValueError` outside of the steps that the schedule covers."""

@@ -39,6 +39,12 @@ def weighs_by_ratio(objective: "ObjectiveConfig") -> bool:
     return bool(surrogate.weighs_by_ratio(objective.surrogate))
 
 
+def check_band(low: float, high: float) -> None:
+    """Raises `ValueError` if no ratio can lie in [low, high]."""
+    if low > high:
+        raise ValueError(f"low is {low} and high {high}: nothing would be kept; swap them")
+
+
 def policy_logprobs(ratios: Ratios, policy: Policy) -> Tensor:
     """Log-probs [A] of the policy that is compared with the behaviour policy."""
     if policy == "current":

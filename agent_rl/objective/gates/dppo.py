@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.objective.bernoulli import bernoulli_kl, bernoulli_tv
+from agent_rl.objective.bernoulli import bernoulli_kl, bernoulli_tv, representable
 from agent_rl.objective.gates.base import Gate
 from agent_rl.objective.ratio import Ratios
 from agent_rl.registry import PartConfig
@@ -34,6 +34,6 @@ class DPPO(Gate):
 
     def weight(self, ratios: Ratios) -> Tensor:
         measure = bernoulli_tv if self.config.divergence == "tv" else bernoulli_kl
-        divergence = measure(ratios.tokens.behavior_logprobs, ratios.logprobs)
+        divergence = measure(representable(ratios.tokens.behavior_logprobs), representable(ratios.logprobs))
         returning = ratios.tokens.advantages * ratios.token <= 0
         return (returning | (divergence <= self.config.delta)).to(divergence.dtype)

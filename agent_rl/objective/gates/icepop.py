@@ -1,12 +1,12 @@
 """IcePop: importance weights inside a band, nothing outside it."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from agent_rl.objective.gates.base import Gate, Policy, correction_conflict, needs_of, policy_logprobs
+from agent_rl.objective.gates.base import Gate, Policy, check_band, correction_conflict, needs_of, policy_logprobs
 from agent_rl.objective.ratio import Ratios
 from agent_rl.registry import PartConfig
 
@@ -29,6 +29,11 @@ class IcePop(Gate):
         policy: Policy = "proximal"
         """Numerator of k. `current` is the SAT paper's reading: it needs no proximal log-probs, and the plain
         `policy_gradient` as surrogate."""
+
+        @model_validator(mode="after")
+        def _band(self) -> Self:
+            check_band(self.low, self.high)
+            return self
 
     corrects = True
 

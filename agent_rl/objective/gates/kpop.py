@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.objective.bernoulli import bernoulli_kl
+from agent_rl.objective.bernoulli import bernoulli_kl, representable
 from agent_rl.objective.gates.base import Gate, Policy, needs_of, policy_logprobs
 from agent_rl.objective.ratio import Ratios
 from agent_rl.registry import PartConfig
@@ -33,6 +33,7 @@ class KPop(Gate):
         self.needs = needs_of(config.policy)
 
     def weight(self, ratios: Ratios) -> Tensor:
-        trainer, engine = policy_logprobs(ratios, self.config.policy), ratios.tokens.behavior_logprobs
+        trainer = representable(policy_logprobs(ratios, self.config.policy))
+        engine = representable(ratios.tokens.behavior_logprobs)
         forward, reverse = bernoulli_kl(trainer, engine), bernoulli_kl(engine, trainer)
         return ((forward <= self.config.phi) & (reverse <= self.config.phi)).to(trainer.dtype)

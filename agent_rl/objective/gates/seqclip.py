@@ -1,11 +1,11 @@
 """SeqClip: responses whose mean mismatch is outside a narrow band are left out."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from agent_rl.objective.gates.base import Gate
+from agent_rl.objective.gates.base import Gate, check_band
 from agent_rl.objective.ratio import Ratios, level_log_ratio
 from agent_rl.registry import PartConfig
 
@@ -25,6 +25,11 @@ class SeqClip(Gate):
         """The smallest rho that is kept."""
         high: float = Field(1.005, gt=0)
         """The largest rho that is kept."""
+
+        @model_validator(mode="after")
+        def _band(self) -> Self:
+            check_band(self.low, self.high)
+            return self
 
     def __init__(self, config: Config) -> None:
         self.config = config

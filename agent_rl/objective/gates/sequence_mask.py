@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from agent_rl.objective.gates.base import Gate, Policy, needs_of, policy_logprobs
+from agent_rl.objective.gates.base import Gate, Policy, check_band, needs_of, policy_logprobs
 from agent_rl.objective.ratio import Ratios, level_log_ratio
 from agent_rl.registry import PartConfig
 
@@ -37,8 +37,7 @@ class SequenceMask(Gate):
 
         @model_validator(mode="after")
         def _band(self) -> Self:
-            if self.low > self.high:
-                raise ValueError(f"low is {self.low} and high {self.high}: no response would be kept; swap them")
+            check_band(self.low, self.high)
             return self
 
     def __init__(self, config: Config) -> None:
