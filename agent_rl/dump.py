@@ -36,12 +36,12 @@ class Dump:
         self.turn_ids = self.arrays["turn_ids"][self.mask].long()
 
     def missing(self, objective: ObjectiveConfig) -> str | None:
-        """What `objective` reads and the file does not have."""
+        """A sentence on the columns that `objective` reads and the file lacks; None if it lacks none."""
         absent = sorted(Objective(objective).needs - self.arrays.keys())
         return f"needs {', '.join(absent)}, which {self.path} does not have" if absent else None
 
     def evaluate(self, objective: ObjectiveConfig) -> Evaluation:
-        """With the file's advantages, or else those of the objective's own estimator."""
+        """Evaluate `objective`, with the file's advantages or else those of the objective's own estimator."""
         estimated = {}
         if "advantages" not in self.arrays:
             each = group_advantages(self.rewards, self.groups, objective.advantage)

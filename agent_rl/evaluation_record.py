@@ -24,7 +24,7 @@ RESULTS, RECORD = "results.parquet", "evaluation.json"
 class EvaluationRecord:
     """`settings` is all that must be the same for two policies to be comparable; `rows` are `facts.EVALUATION`.
 
-    `server`: of a running server that was evaluated as it was, its `url` and the `weight_version` that it named.
+    `server`: the `url` and `weight_version` of a running server, if one was evaluated as it was.
     """
 
     model: str
@@ -82,7 +82,7 @@ def record_of(
 def write_record(path: Path, record: EvaluationRecord) -> None:
     """Write an evaluation into the new directory `path`: `results.parquet` and `evaluation.json` with the scores.
 
-    Whole or not at all: of one that cannot be written nothing is left. Raises `OSError`, with `path`, on a full disk.
+    An evaluation that cannot be written leaves nothing behind. Raises `OSError`, with `path`, on a full disk.
     """
     path.mkdir(parents=True)
     try:

@@ -80,11 +80,11 @@ EVALUATION = pa.schema(
         ("failure", pa.string()),
     ]
 )
-"""One row for each problem × sample of an evaluation. `policy_version`: optimizer steps behind the weights that were
-sampled, 0 for a model that no run trained and for a server as it is. `problem`: place in the held-out prompts.
+"""One row for each problem × sample of an evaluation. `policy_version`: optimizer steps that made the sampled
+weights, 0 for a model that no run trained and for a server as it is. `problem`: place in the held-out prompts.
 `messages`, `tags` and `reward_parts` are JSON. `final_text` is the last turn if the episode ended with an answer,
-`final_answer` what the reward read in it. Where the infrastructure broke the episode, `failure` says how and what it
-would have earned is null.
+`final_answer` what the reward read in it. If the infrastructure broke the episode, `failure` says how, and its
+score is null.
 """
 
 TRAINING_FACTS = pa.schema(
@@ -262,7 +262,7 @@ def trajectory(row: dict[str, Any]) -> Trajectory:
 
 
 def _routed_experts(row: dict[str, Any]) -> ShortArray | None:
-    """From the flat list of [num_tokens, routed_layers, routed_k], or None where none were recorded."""
+    """Routed experts from the flat list of [num_tokens, routed_layers, routed_k]; None if none were recorded."""
     flat = row.get("routed_experts")
     if flat is None:
         return None

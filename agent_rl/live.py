@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a table that updates, or a line a step where there is no terminal."""
+"""The live view of a run: a table that updates, or one line a step without a terminal."""
 
 import time
 from collections import deque
@@ -90,7 +90,7 @@ def _cell(row: dict[str, Any], key: str, form: str) -> str:
 
 
 def _ledger(row: dict[str, Any]) -> str:
-    """What has become of every prompt group: the sum is the run's promise that none is lost."""
+    """The counts of prompt groups by what became of them; their sum shows that none is lost."""
     issued, *rest = (row[f"groups/{fate}"] for fate in ("issued", "trained", "dropped", "in_flight"))
     return "groups: {} issued = {} trained + {} dropped + {} in flight".format(issued, *rest)
 

@@ -1,4 +1,4 @@
-"""Whether engine and trainer, on the same weights, mean the same by a token's log-prob; and if not, what they mix up.
+"""Whether engine and trainer, on the same weights, agree on log-probs; if not, which mistake explains it.
 
 At lag 0 the two differ by rounding alone. Each alternative is a mistake that is made in practice: the engine's
 log-probs are compared with what the trainer gives if it makes the same mistake.

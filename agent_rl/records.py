@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended. What the infrastructure breaks does not end an episode: it is issued again."""
+    """Why an episode ended. One that the infrastructure broke has no stop reason: it is issued again."""
 
     ANSWER = "answer"
     MAX_TOOL_TURN = "max_tool_turn"
@@ -109,7 +109,7 @@ class SamplingMask:
 
     @staticmethod
     def full(num_rows: int) -> "SamplingMask":
-        """Full support in every row."""
+        """Kept sets with full support in every row."""
         return SamplingMask(np.empty(0, np.int32), np.zeros(num_rows + 1, np.int64))
 
     @staticmethod
@@ -196,7 +196,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode as tokens, ready for training; built by `TrajectoryBuilder` and by nothing else.
+    """One episode as tokens, ready for training: built by `TrajectoryBuilder`, or read back from rollout facts.
 
     `turn_ids`: -1 on the prompt; k on what turn k wrote and on the tool output that answers it.
     `behavior_logprobs` / `policy_versions` are NaN / -1 where `loss_mask` is False. `sampling_mask` has
@@ -256,7 +256,7 @@ class Trajectory:
 
     @property
     def outcome(self) -> float:
-        """Whether the answer was right; the reward, where the parts do not say."""
+        """1 for a right answer, 0 for any other; the reward, if its parts do not say."""
         return self.reward_parts.get("outcome", self.reward)
 
     @property
@@ -291,7 +291,7 @@ class TrajectoryBuilder:
             self._append_routing(completion.routed_experts, turn_id)
 
     def _append_routing(self, routed: ShortArray | None, turn_id: int) -> None:
-        """What the turn adds must reach from the last reported row to the last input."""
+        """Append a turn's rows, which must reach from the last reported row to the last input."""
         if routed is None:
             _check(not self._routing, f"turn {turn_id} has no routed experts, but the turns before it have")
             return
@@ -312,7 +312,7 @@ class TrajectoryBuilder:
         return np.concatenate([np.empty(0, np.int32), *self._token_ids])
 
     def _padded_routing(self) -> ShortArray | None:
-        """Stitched over turns, with -1 rows for the tokens after the last input."""
+        """The routing of all turns in one array, with -1 rows for the tokens after the last input."""
         if not self._routing:
             return None
         rest = np.full((len(self.token_ids) - self.num_routed, *self._routing[0].shape[1:]), -1, np.int16)
@@ -334,7 +334,7 @@ class TrajectoryBuilder:
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened, for people: the problem and each turn; what it earned and why it stopped is its trajectory's.
+    """An episode for people to read: the problem and each turn. Its trajectory has the reward and the stop reason.
 
     `final_text` is what the policy wrote in its last turn if it ended with an answer; `answer` is what the reward
     reads in it, None if it finds none.

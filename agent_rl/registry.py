@@ -1,8 +1,8 @@
 """`type:` in a config names a part; this module finds its class.
 
-The tree is the registry: `type: sat` of kind `clip` is the one public subclass of `PartBase` that
-`agent_rl/objective/clips/sat.py` defines. Adding a part is adding a file. A dotted path
-(`my_package.my_module.MyClip`) names a class that lives elsewhere.
+The tree is the registry: `type: sat` of kind `clip` is the one class that `agent_rl/objective/clips/sat.py` defines
+with a `Config` in its own body. Adding a part is adding a file. A dotted path (`my_package.my_module.MyClip`) names a
+class that lives elsewhere.
 """
 
 import difflib
@@ -34,7 +34,7 @@ PACKAGES = {
 
 
 class PartConfig(Settings):
-    """What every part's `Config` derives from: `type` plus the part's own keys; unknown keys are errors."""
+    """The base of every part's `Config`: `type` plus the part's own keys; unknown keys are errors."""
 
     type: str
     """Which part: the name of its file, or the dotted path of its class."""
@@ -48,7 +48,7 @@ class PartBase:
 
     Config: ClassVar[type[BaseModel]]
     can_replay_routing: bool = False
-    """Of an engine: it reports routed experts. Of a trainer: it applies them."""
+    """For an engine, whether it reports routed experts; for a trainer, whether it applies them."""
 
 
 def names(kind: str) -> list[str]:
@@ -103,6 +103,7 @@ def build(kind: str, config: Any, *args: Any, **dependencies: Any) -> Any:
 
 
 def _is_part(candidate: object) -> bool:
+    """Whether `candidate` is a class with a `Config` in its own body; an inherited one does not count."""
     return isinstance(candidate, type) and "Config" in vars(candidate)
 
 

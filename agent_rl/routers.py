@@ -7,7 +7,7 @@ ROUTED_MODELS = ("qwen3_moe",)
 
 
 def routers(model: Any) -> dict[int, Any]:
-    """By decoder layer, the modules that choose experts: their output is (logits, weights, experts [T, k]).
+    """The modules that choose experts, by decoder layer; their output is (logits, weights, experts [T, k]).
 
     Empty for a dense model; a dense layer of a mixed one is left out.
     """

@@ -17,7 +17,7 @@ _KINDS = {
     "list_type": "must be a list",
     "string_type": "must be a text",
 }
-"""Pydantic's own words for these say what was given twice."""
+"""Messages by error type; Pydantic's own would repeat what was given."""
 
 Model = TypeVar("Model", bound=BaseModel)
 

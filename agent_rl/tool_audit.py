@@ -22,7 +22,7 @@ from agent_rl.tool_server import ToolServer
 from sandbox.client import SandboxClient
 
 Answers = dict[int, list[str]]
-"""What the tools answered in each turn of an episode, as the model read it."""
+"""The tools' answers in each turn of an episode, as the model read them."""
 
 
 def audit_tools(run: Path, num_episodes: int = 200) -> pl.DataFrame:

@@ -32,7 +32,7 @@ _VERSION = importlib.metadata.version("agent-rl")  # once: looking it up costs m
 
 
 class Failure(BaseModel):
-    """Body of an answer that is no success."""
+    """Body of an answer that reports a failure."""
 
     detail: str
     """One sentence."""
@@ -107,7 +107,7 @@ class _Once:
 
 
 class _Gate:
-    """Before anything of a request is read: the token, and a bound on the body."""
+    """Checks the token and bounds the body before a request is read."""
 
     def __init__(self, app: ASGIApp, token: str | None, max_body_bytes: int) -> None:
         self._app, self._max_body_bytes = app, max_body_bytes

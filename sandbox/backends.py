@@ -1,4 +1,4 @@
-"""The backends by their `type`, for the server's YAML and for whoever embeds it in a config of their own."""
+"""The backends by their `type`, for the server's YAML and for configs that embed it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ def make_sandbox(config: ZygoteConfig | DockerConfig) -> SessionPool[Any]:
 
 
 def read_config(path: Path) -> ZygoteConfig | DockerConfig:
-    """Raises `ValueError`, one sentence that names the file and the key."""
+    """Read a server's YAML file. Raises `ValueError`, one sentence that names the file and the key."""
     if not path.is_file():
         raise ValueError(f"there is no config file {path}; give --config an existing YAML file or leave it out")
     try:

@@ -1,4 +1,4 @@
-"""What a sandbox is: sessions that run untrusted Python and keep their variables between calls.
+"""The interface of sandboxes: sessions run untrusted Python and keep their variables between calls.
 
 A command that fails is a result with a reason; a sandbox that fails is an exception:
 

@@ -50,7 +50,7 @@ class Capture(io.RawIOBase):
         return len(view)
 
     def text(self) -> tuple[str, bool]:
-        """What was kept, with a marker where bytes were left out, and whether any were."""
+        """The kept text, with a marker where bytes were left out, and whether any were."""
         half = self.limit // 2
         head, tail = self.head.decode("utf-8", "replace"), self.tail[-half:].decode("utf-8", "replace")
         left_out = self.total - len(self.head) - min(len(self.tail), half)

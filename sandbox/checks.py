@@ -1,4 +1,4 @@
-"""What this machine can run: `python -m sandbox.checks`, or `checks()` from Python."""
+"""Checks what this machine can run: `python -m sandbox.checks`, or `checks()` from Python."""
 
 import asyncio
 import importlib.util
@@ -28,7 +28,7 @@ class Check(NamedTuple):
 def checks(image: str = DockerConfig().image) -> list[Check]:
     """What each backend needs, in order; takes about a second, since a first session is really made.
 
-    Not to be called where an event loop runs.
+    Must not be called inside a running event loop.
     """
     return [*_zygote(), *_docker(image)]
 

@@ -100,7 +100,7 @@ class Connections:
             self._idle.append(connection)
 
     async def aclose(self) -> None:
-        """Close what is idle now, and what still runs once it is given back."""
+        """Close idle connections now, and busy ones when they are given back."""
         self._closed = True
         idle, self._idle = self._idle, []
         for connection in idle:

@@ -44,7 +44,7 @@ class Pipes:
 
 
 def digest() -> str:
-    """Of the sources in `SOURCES`: equal inside and outside if the image is of this version."""
+    """Digest of the sources in `SOURCES`; equal inside and outside if the image is of this version."""
     texts = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in SOURCES]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 

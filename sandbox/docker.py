@@ -53,7 +53,7 @@ class DockerConfig(PoolConfig):
 
     type: Literal["docker"] = "docker"
     image: str = "agent-rl-sandbox:latest"
-    """What containers are made of; `python -m sandbox.image` makes it."""
+    """The image of the containers; `python -m sandbox.image` makes it."""
     cpus: float = Field(default=1.0, gt=0)
     """CPUs that one session may use at a time."""
     max_sessions: int = Field(default=128, ge=1)
@@ -120,7 +120,7 @@ def connect() -> Any:
 
 
 def find_image(client: Any, name: str) -> None:
-    """Raises `Unsupported`, with the command that makes it, if the daemon has no such image."""
+    """Check that the daemon has the image. Raises `Unsupported`, with the command that makes it, if not."""
     from docker.errors import ImageNotFound
 
     try:
@@ -259,7 +259,7 @@ class DockerSandbox(SessionPool[DockerSession]):
             raise SessionLost("the Docker daemon no longer knows the session's container, or is gone") from error
 
     def _on_broken(self, container_id: str) -> None:
-        """Kill what broke its channel, unless it is being removed: that is the end of a session, not its break."""
+        """Kill a container that broke its channel, unless it is being removed, which also closes the channel."""
         loop = asyncio.get_running_loop()
         loop.call_soon(
             lambda: container_id in self._ending or loop.run_in_executor(self._threads, self._stop_one, container_id)
@@ -286,7 +286,7 @@ class DockerSandbox(SessionPool[DockerSession]):
         await asyncio.gather(*self._ending.values())
         if self._client is not None:
             with contextlib.suppress(OSError):  # the daemon is gone
-                # a container whose making was interrupted is on no list of ours
+                # no list has a container whose creation was interrupted
                 await self._call(self._owner.sweep_own, self._client)
             self._client.close()
             self._client = None

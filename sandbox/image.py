@@ -87,7 +87,7 @@ def _walk(root: str, tree: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _libraries(binaries: list[Path], trees: list[Path]) -> dict[str, Path]:
-    """What the dynamic loader finds for `binaries` outside of `trees`, and the loader itself at its own path."""
+    """The libraries that the dynamic loader finds for `binaries` outside of `trees`, and the loader itself."""
     listed = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     found: dict[str, Path] = {}
     for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+) \(0x", listed, re.MULTILINE):

@@ -28,7 +28,7 @@ _KEPT_MOUNT_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
 class Connection(Protocol):
-    """What a session needs of its socket; `sandbox.contained` has one made of two pipes."""
+    """The part of a socket that a session needs; `sandbox.contained` makes one of two pipes."""
 
     def recv(self, size: int, flags: int = 0, /) -> bytes: ...
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Serve fork requests on descriptor argv[1] until the host closes it; argv[2] is the config as JSON."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.loads(sys.argv[2])
-    # of all processes, the kernel shall pick sessions first when memory runs out
+    # when memory runs out, the kernel must pick sessions before any other process
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
     for name in config["preload"]:
@@ -65,9 +65,9 @@ def main() -> None:
 
 
 def _protect_devices() -> None:
-    """Mount the host's devices read-only: they can still be written to, but their times on the host not be changed."""
+    """Mount the host's devices read-only: sessions can still write to them, but not change their times on the host."""
     for name in set(os.listdir("/dev")) - {"shm"}:
-        flags = os.statvfs(f"/dev/{name}").f_flag & _KEPT_MOUNT_FLAGS  # what is locked must be asked for again
+        flags = os.statvfs(f"/dev/{name}").f_flag & _KEPT_MOUNT_FLAGS  # a remount must repeat locked flags
         flags |= syscalls.MS_RDONLY | syscalls.MS_REMOUNT | syscalls.MS_BIND
         syscalls.mount("none", f"/dev/{name}", None, flags)
 
@@ -122,7 +122,7 @@ def _isolate(config: dict[str, Any]) -> None:
     for path in ("/tmp", "/dev/shm"):
         options = f"size={config['tmp_mb']}m,nr_inodes=4096,mode=1777"
         syscalls.mount("tmpfs", path, "tmpfs", safe, options)
-    # read-only: among other things, a session may not make itself dearer to the kernel than the server
+    # read-only: among other things, a session must not lower its own oom_score_adj below the server's
     syscalls.mount("proc", "/proc", "proc", safe | syscalls.MS_NOEXEC | syscalls.MS_RDONLY, "subset=pid")
     os.chdir("/tmp")
     os.setsid()
@@ -132,7 +132,7 @@ def _isolate(config: dict[str, Any]) -> None:
 
 
 def _own_descriptors(channel: int) -> None:
-    """Nothing stays open but /dev/null as 0, 1 and 2, and the channel as 3."""
+    """Close all descriptors but /dev/null as 0, 1 and 2, and the channel as 3."""
     moved = os.dup2(channel, _SPARE, inheritable=False)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
@@ -142,7 +142,7 @@ def _own_descriptors(channel: int) -> None:
 
 
 def set_limits(config: dict[str, Any]) -> None:
-    """The limits of each process of a session; `address_space` is in bytes."""
+    """Set the limits of each process of a session; `address_space` is in bytes."""
     limits = {
         resource.RLIMIT_AS: config["address_space"],
         resource.RLIMIT_FSIZE: config["tmp_mb"] * _MIB,
@@ -171,14 +171,14 @@ def serve(connection: Connection, config: dict[str, Any]) -> None:
         else:
             fields = inside_files.answer(request)
         if os.getpid() != 1:
-            os._exit(0)  # a child that the code forked and that fell through to here
+            os._exit(0)  # this is a child that the code forked and that came back here
         if config["allow_fork"]:
             _end_children()
         write(connection, {"id": request["id"], **fields})
 
 
 def _end_children() -> None:
-    """What a call started ends with the call, however it was detached."""
+    """End every process that a call started, also detached ones."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

@@ -45,7 +45,7 @@ def find_bwrap() -> Path:
 
 
 def root_binds(packages: tuple[str, ...]) -> dict[str, str]:
-    """What the root holds, all read-only: path inside -> path on the host."""
+    """The content of the root, all read-only: path inside -> path on the host."""
     binds = {path: path for path in _SYSTEM_LIBRARIES if Path(path).is_dir()}
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     binds[f"{_HOME}/bin/python3"] = str(Path(sys.base_prefix, "bin", f"python{version}").resolve())
@@ -59,7 +59,7 @@ def root_binds(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def package_binds(packages: tuple[str, ...]) -> dict[str, str]:
-    """Where installed packages go: path inside -> path on the host. Raises `ValueError` for one that is missing."""
+    """Binds of installed packages: path inside -> path on the host. Raises `ValueError` for one that is missing."""
     binds = {}
     for package in packages:
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""The host's hold on the zygote process: start it, ask it for sessions, end it."""
+"""The host's handle of the zygote process: start it, ask it for sessions, end it."""
 
 import asyncio
 import json
@@ -29,14 +29,14 @@ class Nursery:
 
     @classmethod
     async def start(cls, config: dict[str, Any]) -> "Nursery":
-        """Raises `Unsupported` with what bubblewrap or the kernel said if isolation cannot be had."""
+        """Start the zygote. Raises `Unsupported`, with what bubblewrap or the kernel said, if it cannot isolate."""
         if not sys.platform.startswith("linux") or os.uname().machine not in seccomp.SUPPORTED:
             known = ", ".join(seccomp.SUPPORTED)
             raise Unsupported(f"the sandbox needs Linux on {known}; here it is {sys.platform} on {os.uname().machine}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "sandbox.launch", str(theirs.fileno()), json.dumps(config)]
         here = str(Path(__file__).resolve().parent.parent)
-        # what uid 65534 runs as must not hold the token in its environment
+        # a process of uid 65534 must not have the token in its environment
         environment = {name: value for name, value in os.environ.items() if name != "SANDBOX_TOKEN"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         # bubblewrap dies with the thread that starts it, so it is started from this one
@@ -68,7 +68,7 @@ class Nursery:
 
     @property
     def alive(self) -> bool:
-        """Asked of the process too: its end may be seen before that of the socket."""
+        """Whether the zygote lives; asks the process too, whose end may be seen before that of the socket."""
         return self._connected and self._process.poll() is None
 
     async def fork(self, channel: socket.socket) -> int:

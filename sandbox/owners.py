@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def this_process(cls) -> "Owner":
-        """Raises `Unsupported` where there is no Linux to ask."""
+        """This process as an owner. Raises `Unsupported` if the host is not Linux."""
         if not sys.platform.startswith("linux"):
             raise Unsupported(f"the docker backend needs a Linux host; here it is {sys.platform}")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -36,7 +36,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Owner | None":
-        """None for a label that this version did not write."""
+        """The owner that a label names; None if this version did not write the label."""
         fields = text.split("/")
         if len(fields) != 4 or not all(field.isdecimal() for field in fields[1:]):
             return None
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
         return "/".join(map(str, self))
 
     def sees_dead(self, other: "Owner") -> bool:
-        """Whether `other` was a server here, and is no more. One of another machine or container may be alive."""
+        """Whether `other` was a server here and has ended; False for another machine's or container's."""
         here = (other.boot, other.namespace) == (self.boot, self.namespace)
         return here and _start_ticks(other.pid) != other.started
 

@@ -39,11 +39,11 @@ need = {"CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2
 
 
 LIGHT = ("math", "fractions", "itertools", "random", "collections", "re")
-"""Modules that cost next to nothing to have imported."""
+"""Modules that cost next to nothing to preload."""
 
 
 class PoolConfig(BaseModel):
-    """What every backend can be told."""
+    """Keys of every backend."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -106,7 +106,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
 
     @abstractmethod
     async def _died_of_memory(self, session: AnySession) -> bool:
-        """Whether the kernel ended the session for memory. Raises `SessionLost` if what made it is gone too."""
+        """Whether the kernel ended the session for memory. Raises `SessionLost` if the backend itself is gone."""
 
     @abstractmethod
     async def _tear_down(self) -> None:
@@ -117,7 +117,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
         return len(self._warm)
 
     async def start(self) -> None:
-        """Raises `Unsupported` if isolation cannot be had."""
+        """Make ready for sessions. Raises `Unsupported` if the machine cannot isolate them."""
         try:
             await self._set_up()
             await self._prove()
@@ -196,7 +196,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
 
     @contextlib.asynccontextmanager
     async def _using(self, session_id: str) -> AsyncIterator[AnySession]:
-        """The session, to one caller at a time; forgotten afterwards if its process has ended."""
+        """Lend the session to one caller at a time; afterwards forget it if its process has ended."""
         session = self._find(session_id)
         async with session.lock:
             if session.ended:
@@ -231,7 +231,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
 
     @contextlib.asynccontextmanager
     async def _transfer(self, session: AnySession) -> AsyncIterator[None]:
-        """A file's way in or out: at most the time of one call, and a session that breaks it is lost."""
+        """Bound a file transfer by the time of one call; a session that breaks it is lost."""
         try:
             async with asyncio.timeout(self.config.limits.wall_s + _GRACE_S):
                 yield
@@ -271,7 +271,7 @@ class SessionPool(Sandbox, Generic[AnySession]):
         await self.close_session(session_id)
 
     async def _check_first(self, session_id: str) -> None:
-        """Whatever else a backend must see in a first session. Raises `Unsupported`."""
+        """Check what else a backend requires of a first session. Raises `Unsupported`."""
 
     async def _refill(self) -> None:
         with contextlib.suppress(Unavailable, Unsupported):

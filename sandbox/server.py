@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        # uvicorn raises a captured signal again once it is done, before the sandbox is stopped
+        # uvicorn would raise a captured signal again when it is done, before the sandbox is stopped
         yield
 
 
@@ -97,7 +97,7 @@ def _uvicorn_config(sandbox: SessionPool[Any], token: str | None) -> uvicorn.Con
 
 
 async def _stop_with(parent: int, server: _Server) -> None:
-    """Polled, not PR_SET_PDEATHSIG: that one fires when the parent's starting thread ends."""
+    """Stop the server when its parent ends. It polls, as PR_SET_PDEATHSIG fires when the parent's thread ends."""
     while os.getppid() == parent:
         await asyncio.sleep(_PARENT_POLL_S)
     server.should_exit = True

@@ -21,19 +21,23 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
+    """Move this process into new namespaces, CLONE_NEW* `flags`. Raises `OSError`."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, flags: int) -> None:
+    """Join the namespaces of the process behind the pidfd `fd`, CLONE_NEW* `flags`. Raises `OSError`."""
     _check(_libc.setns(fd, flags), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Mount `source` at `target`; `kind` is the file system, `flags` are MS_*. Raises `OSError`."""
     fields = [None if text is None else text.encode() for text in (source, target, kind)]
     _check(_libc.mount(*fields, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
 
 
 def prctl(option: int, *arguments: int) -> int:
+    """Call prctl(2), with missing arguments 0; returns its result, negative on failure, and raises nothing."""
     padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
     return int(_libc.prctl(option, *padded))
 

@@ -29,7 +29,6 @@ class ZygoteConfig(PoolConfig):
     """Sessions forked from one warm Python in bubblewrap: a new one within milliseconds. Linux only."""
 
     type: Literal["zygote"] = "zygote"
-    """This backend."""
     preload: tuple[str, ...] = Field(default_factory=lambda known: (*LIGHT, *known.get("packages", ())))
     """Modules that every session finds imported; by default all of `packages` too. sympy and numpy cost a session about
     3 CPU-ms and 2 MB, and save the first call that imports them a second or more."""
@@ -37,7 +36,7 @@ class ZygoteConfig(PoolConfig):
 
 @dataclass(eq=False, kw_only=True)
 class ZygoteSession(Session):
-    """A process tree by the pidfd of its first process."""
+    """A process tree, held by the pidfd of its first process."""
 
     nursery: Nursery
     pidfd: int
@@ -128,7 +127,7 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
             return self._nursery
 
     def _kill(self, session: ZygoteSession) -> None:
-        """Its cgroup is free again once its last process is gone, which its pidfd tells."""
+        """Kill a session; its cgroup is given back once its pidfd says that the last process is gone."""
         _kill(session.pidfd)
         self._ending.add(session)
         asyncio.get_running_loop().add_reader(session.pidfd, self._ended, session)

@@ -1,4 +1,4 @@
-"""What several tests share: one real tool server a session."""
+"""Fixtures of several tests: one real tool server for the whole session."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from agent_rl.tool_server import ToolServer
 
 WHOLE_RUNS = ("test_run.py", "test_lag_zero.py", "test_replay.py", "test_run_cells.py",
               "test_layouts.py")  # fmt: skip
-"""Files whose tests take the longest: they come first, so that parallel workers end at about the same time."""
+"""Files with the longest tests; they run first, so that parallel workers end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""What the model can call. One file a tool; a tool lives as long as one episode, so it may keep state."""
+"""The interface of tools. One file a tool; a tool lives as long as one episode, so it may keep state."""
 
 import inspect
 from abc import ABC, abstractmethod

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 _SHOWN = "turn,stop,seconds"
 _KEYS = ("figure", "stop_reason", "who", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
-"""Columns that say what a row is about, in the order they stand in."""
+"""Columns that say what a row is about, in their order in the table."""
 _FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
-"""On a narrow terminal."""
+"""Columns that a narrow terminal leaves out, first ones first."""
 
 
 def analyze(
@@ -60,7 +60,7 @@ def analyze(
 
 
 def _show_extras(run: "RecordedRun", first_step: int, bound: bool, whose: str) -> None:
-    """Tables of one run at a time: routing, where it was replayed, and the bound, if it is asked for."""
+    """Show tables of one run at a time: routing if it was replayed, the bound if it is asked for."""
     import polars as pl
 
     from agent_rl.analysis import tables

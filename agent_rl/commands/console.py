@@ -1,4 +1,4 @@
-"""What every command says: lines, tables, and one sentence for a user's mistake."""
+"""Output of every command: lines, tables, and one sentence for a user's mistake."""
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def one_sentence_errors(hint: Callable[[], str] = str) -> Iterator[None]:
-    """What the user can mend is one sentence and exit code 2; a traceback is for our own bugs."""
+    """Report errors that the user can fix in one sentence, with exit code 2; our own bugs keep their traceback."""
     try:
         yield
     except Exception as error:
@@ -40,12 +40,12 @@ def one_sentence_errors(hint: Callable[[], str] = str) -> Iterator[None]:
 
 
 def _from_ray(error: BaseException) -> bool:
-    """An actor that died, a store that is full."""
+    """Whether Ray itself raised it, as when an actor died or the object store is full."""
     return type(error).__module__.startswith("ray.")
 
 
 def _sentence(error: BaseException) -> str:
-    """What to tell of an error. Where an actor died as it was made, Ray's text ends with the reason."""
+    """The sentence for an error. If an actor died while it was created, Ray's text ends with the reason."""
     text = str(error).strip()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"a disk that is written to is full{f', at {error.filename}' if error.filename else ''}; free some space"

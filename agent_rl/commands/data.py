@@ -1,4 +1,4 @@
-"""`agent-rl data check`: what can be known to be wrong with a config's prompts before it runs."""
+"""`agent-rl data check`: finds faults in a config's prompts before a run starts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +58,7 @@ def _findings(config: "RunConfig") -> "list[Finding]":
 
 
 def _lengths(config: "RunConfig") -> "Lengths":
-    """Measures prompts as the rollout renders them, tool schemas included."""
+    """How prompts are measured: as the rollout renders them, tool schemas included."""
     from agent_rl import registry
     from agent_rl.data.check import Lengths
     from agent_rl.records import Prompt

@@ -67,7 +67,7 @@ class _Choice:
 
 
 def _choose_server(url: str, overrides: list[str], config: Path | None, overlays: list[Path]) -> _Choice:
-    """A server as it is. Its tokenizer is read where the server says, or else from the config's `model.path`."""
+    """Choose a running server as it is; its tokenizer is read where the server says, else at `model.path`."""
     from agent_rl.config import load
     from agent_rl.rollout.sglang.served import check_same_model, served_model
 

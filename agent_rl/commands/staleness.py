@@ -1,4 +1,4 @@
-"""`agent-rl staleness`: the mean lag that a config or a run's figures lead to, and what would lead to another."""
+"""`agent-rl staleness`: predicts the mean lag of a config or a run, and recommends settings for another lag."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,7 +129,7 @@ def _lag(pre_queue: float, in_queue: float) -> dict[str, float]:
 
 
 def _promise(pipeline: Any) -> str:
-    """What the regime itself says of lag: most leave nothing to predict."""
+    """The lag that the regime itself guarantees; most regimes leave nothing to predict."""
     if (max_lag := getattr(pipeline, "max_lag", None)) is not None:
         return f"pipeline.type {pipeline.type} never trains on a token with more lag than {max_lag} batches"
     if pipeline.type == "sync":

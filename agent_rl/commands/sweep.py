@@ -1,4 +1,4 @@
-"""`agent-rl sweep`: many runs, and what they say together."""
+"""`agent-rl sweep`: runs the cells of a sweep and compares them."""
 
 import os
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def _run(every: "list[Cell]", jobs: int, only_look: bool) -> "dict[str, Progress
 
 
 def _say_what_ends() -> Callable[["dict[str, Progress]"], None]:
-    """For a file or a pipe: a line for each run that has ended, those of an earlier start first."""
+    """A progress display for files and pipes: one line for each run that has ended, earlier ones first."""
     said: set[str] = set()
 
     def show(progress: "dict[str, Progress]") -> None:
@@ -64,7 +64,7 @@ def _say_what_ends() -> Callable[["dict[str, Progress]"], None]:
 
 
 def _progress_view(progress: "dict[str, Progress]") -> Any:
-    """A bar over all steps of all cells, and a line for each that runs."""
+    """A bar over all steps of all cells, and a line for each running cell."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text

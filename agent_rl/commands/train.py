@@ -72,12 +72,12 @@ def _run_to_train(
     if run is not None and run.exists() and any(run.iterdir()):
         way = f"continue it with --resume {run}" if list_checkpoints(run) else "empty it"
         raise ValueError(f"{run} already holds files; {way} or name another directory")
-    prompts = checked_prompts(config)  # a missing file is said before a directory is made
+    prompts = checked_prompts(config)  # reports a missing file before a directory is made
     return config, run or _new_run(Path(files[0]).stem), prompts
 
 
 def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
-    """The run's own config with overrides that leave alone what its recorded rollouts were made with."""
+    """The run's own config with the overrides; refuses to change what shaped its recorded rollouts."""
     from agent_rl.config import load
     from agent_rl.pipeline.state import RunState
     from agent_rl.run import newest_checkpoint

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a run's prompts before it starts: duplicates, leaks, prompts that do not fit."""
+"""Finds faults in a run's prompts before it starts: duplicates, leaks, prompts that do not fit."""
 
 import sys
 from collections import Counter
@@ -15,7 +15,7 @@ Level = Literal["ok", "warning", "error"]
 
 OVERLAP = "also in the training prompts"
 SAMPLE = 2000
-"""Prompts looked at of a source that has no end."""
+"""How many prompts of an endless source are checked."""
 _SAMPLED = f"the first {SAMPLE} of each source that has no end"
 _TOLERATED = 0.01
 
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a prompt costs: `measure` gives (tokens, unknown tokens) of its rendered chat; at most `budget` may be."""
+    """How prompts are measured: `measure` gives (tokens, unknown tokens) of the rendered chat; `budget` is the most."""
 
     measure: Callable[[Prompt], tuple[int, int]]
     budget: int
@@ -70,10 +70,10 @@ def check_prompts(name: str, prompts: Sequence[Prompt], whole: bool, lengths: Le
 
 
 def check_overlap(train: Sequence[Prompt], heldout: Sequence[Prompt], whole: bool = True) -> Finding:
-    """Held-out problems that are trained on as well, whatever boilerplate stands around either.
+    """Held-out problems that are trained on as well; boilerplate around either is ignored.
 
-    `whole`: whether `train` is all of the training prompts; where it is not, finding none proves little, and the
-    detail says how many were looked at.
+    `whole`: whether `train` is all of the training prompts. If it is not, finding none proves little, and the detail
+    says how many were checked.
     """
     known = set(problem_texts(train))
     shared = [i for i, text in enumerate(problem_texts(heldout)) if text in known]

@@ -1,4 +1,4 @@
-"""reasoning-gym's generators as a source and a reward share them: found by name, refused where grading is unsafe."""
+"""reasoning-gym's generators, shared by the source and the reward: found by name, refused if grading is unsafe."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ REFUSED = {
     "game_of_life_halting": "accepts every answer",
     "list_functions": "judges entries that differ from one drawing to the next",
 }
-"""What the verifiers of these tasks do, as of reasoning-gym 0.1.25: none can be trusted with a policy's answers."""
+"""Refused tasks, with what is wrong with their verifiers as of reasoning-gym 0.1.25."""
 
 
 def dataset(name: str, params: dict[str, Any]) -> Any:
@@ -33,7 +33,7 @@ def dataset(name: str, params: dict[str, Any]) -> Any:
 
 
 def entry(name: str, params: dict[str, Any], number: int) -> dict[str, Any]:
-    """Entry `number` >= 0: its question, answer and metadata. Of a generator that keeps a list, numbers wrap."""
+    """Entry `number` >= 0: its question, answer and metadata. Numbers wrap if the generator keeps a list."""
     generator = dataset(name, params)
     try:
         found: dict[str, Any] = generator[number]

@@ -15,7 +15,7 @@ Line = tuple[tuple[dict[str, str], ...], str, dict[str, Any]]
 """Messages, answer and tags of one row."""
 
 NumberedRow = tuple[str, dict[str, Any]]
-"""Where a row stands, as it is said to the user, and the row."""
+"""A row, after its place as messages to the user name it."""
 
 
 class RowsConfig(PartConfig):
@@ -122,7 +122,7 @@ def _own_column(row: dict[str, Any], where: str) -> str:
 
 
 def _value(row: dict[str, Any], path: str, where: str) -> Any:
-    """What stands at a dotted path; a column whose own name has dots is found too."""
+    """The value at a dotted path; a column whose own name has dots is found too."""
     if path in row:
         return row[path]
     node: Any = row

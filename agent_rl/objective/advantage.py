@@ -1,4 +1,4 @@
-"""From rewards to advantages."""
+"""Computes advantages from rewards."""
 
 import torch
 from torch import Tensor

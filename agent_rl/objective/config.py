@@ -39,7 +39,7 @@ class KLConfig(Settings):
 
 
 class AdvantageConfig(Settings):
-    """From rewards to advantages; every estimator gives exactly 0 where all the rewards it compares are equal."""
+    """How rewards become advantages; every estimator gives exactly 0 if all the rewards it compares are equal."""
 
     estimator: Estimator = "grpo"
     """`grpo`: (R - mean) / (std + 1e-6) within a group. `dr_grpo`: R - mean within a group. `rloo`: R - the mean of

@@ -74,7 +74,7 @@ def limit_alignment(
     reduce: Reduce | None = None,
     copies: Sequence[int] | None = None,
 ) -> None:
-    """In place g <- g_perp + cosine / sqrt(1 - cosine^2) |g_perp| l / |l|, whose cosine to l is `cosine`.
+    """Change g in place to g_perp + cosine / sqrt(1 - cosine^2) |g_perp| l / |l|, whose cosine to l is `cosine`.
 
     l is `last`, and g_perp = g - projection l the part of g orthogonal to it. A gradient parallel to the last one
     becomes 0.

@@ -47,7 +47,7 @@ class StepContext:
 
     @property
     def empty(self) -> bool:
-        """No active token anywhere: there is no loss; skip the step and count it."""
+        """Whether no rank has an active token. Such a step has no loss: skip it and count it."""
         return self.num_tokens == 0
 
 
@@ -148,7 +148,7 @@ class Objective:
         for gate in self.gates:
             weight = weight * gate.weight(constant)
         term, clipped = self.surrogate.objective(ratios.only(weight > 0) if self.gates else ratios, radii)
-        if self.gates:  # where bounds bind is told of every token, also of those whose term is dropped
+        if self.gates:  # `clipped` marks binding bounds of every token, also where its term is dropped
             _, clipped = self.surrogate.objective(constant, radii)
         objective = weight * term
         average = partial(token_weights, tokens, step.num_tokens, step.num_sequences)
@@ -245,7 +245,7 @@ class Objective:
 
 
 def _own_needs(config: ObjectiveConfig) -> set[str]:
-    """What the composer itself reads."""
+    """The optional fields that the composer itself reads."""
     needs = {"ref_logprobs"} if config.kl.coefficient else set()
     return needs | ({"proximal_logprobs"} if config.ratio.denominator == "proximal" else set())
 

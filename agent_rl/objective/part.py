@@ -1,4 +1,4 @@
-"""What clips, surrogates and gates have in common."""
+"""The base of clips, surrogates and gates."""
 
 from typing import TYPE_CHECKING, Any
 

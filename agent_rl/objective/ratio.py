@@ -26,7 +26,7 @@ class Ratios:
 
     @staticmethod
     def of(logprobs: Tensor, tokens: ActiveTokens, config: RatioConfig) -> "Ratios":
-        """From the policy's log-probs [T] of the batch that `tokens` belongs to; the gradient is kept."""
+        """The ratios from the policy's log-probs [T] of the batch that `tokens` belongs to; the gradient is kept."""
         current = logprobs[tokens.index]
         token = current - tokens.behavior_logprobs
         behavior = clip = level_log_ratio(token, tokens, config.level, config.length)
@@ -42,7 +42,7 @@ class Ratios:
         )
 
     def only(self, kept: Tensor) -> "Ratios":
-        """With ratio 1 and no gradient where `kept`, bool [A], is False: a term of weight 0 must not overflow."""
+        """The ratios, but 1 without gradient where `kept`, bool [A], is False: a term of weight 0 must not overflow."""
         zeros = torch.zeros_like(self.clip)
         logprobs, clip = torch.where(kept, self.logprobs, zeros), torch.where(kept, self.clip, zeros)
         return replace(self, logprobs=logprobs, clip=clip)

@@ -1,4 +1,4 @@
-"""What the rollout needs from a reward: a score for a finished episode."""
+"""The interface of rewards: a score for a finished episode."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -54,12 +54,12 @@ class Reward(PartBase, ABC):
     def answer(self, final_text: str) -> str | None:
         """The answer that `score` judges in `final_text`, for majority votes; None if it finds none.
 
-        As it stands by the rules of `verifier.extraction`; a reward that reads its answers elsewhere overrides it.
+        The default follows `verifier.extraction`; a reward that reads answers in another way overrides it.
         """
         return extract_answer(final_text)
 
     async def close(self) -> None:
-        """Give back what the reward holds."""
+        """Free what the reward holds, such as processes."""
         return
 
 

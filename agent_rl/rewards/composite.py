@@ -1,4 +1,4 @@
-"""A sum of an outcome and of shaping terms, every one of them logged."""
+"""The sum of an outcome and of shaping terms; each is logged."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -21,9 +21,9 @@ class CompositeReward(Reward):
         outcome: Annotated[Any, PartKind("reward")] = Field({"type": "math"}, validate_default=True)
         """Whether the answer is right: another reward."""
         outcome_weight: float = Field(1.0, gt=0)
-        """What the outcome's reward is multiplied by."""
+        """Factor on the outcome's reward."""
         shaping: list[Annotated[Any, PartKind("shaping")]] = Field([])
-        """What is added: files of `agent_rl/rewards/shaping/`, each with its `weight`."""
+        """Terms that are added: files of `agent_rl/rewards/shaping/`, each with its `weight`."""
 
         @model_validator(mode="after")
         def _distinct(self) -> Self:
@@ -53,5 +53,5 @@ class CompositeReward(Reward):
 
 
 def part_name(path: str) -> str:
-    """`length` of `length`, `Brevity` of `my_package.my_module.Brevity`."""
+    """The short name of a term: `length` for `length`, `Brevity` for `my_package.my_module.Brevity`."""
     return path.rpartition(".")[2]

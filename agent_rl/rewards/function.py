@@ -26,7 +26,7 @@ class FunctionReward(Reward):
         path: str
         """Dotted path of the function."""
         timeout_s: float = Field(60.0, gt=0)
-        """Seconds that a call may take; beyond, it has failed. The thread of a plain function goes on by itself."""
+        """Seconds that a call may take. A longer call has failed; a plain function's thread then keeps running."""
 
         @field_validator("path")
         @classmethod
@@ -39,7 +39,7 @@ class FunctionReward(Reward):
         self.function = find_function(config.path)
 
     async def score(self, episode: FinishedEpisode) -> Score:
-        """Raises what the function raises, `TimeoutError`, and `ValueError` if it returns something else."""
+        """Call the function. Raises what it raises, `TimeoutError`, and `ValueError` if it returns something else."""
         async with asyncio.timeout(self.config.timeout_s):
             if inspect.iscoroutinefunction(self.function):
                 found = await self.function(episode)

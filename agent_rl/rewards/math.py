@@ -1,4 +1,4 @@
-r"""Is the episode's answer the reference answer, as mathematics?"""
+r"""Compares the episode's answer with the reference answer, as mathematics."""
 
 from typing import Annotated, Literal
 

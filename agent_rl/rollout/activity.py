@@ -1,4 +1,4 @@
-"""What a worker's episodes are doing at this moment, and where the worker's seconds went."""
+"""Tracks what a worker's episodes do now, and where the worker's seconds went."""
 
 import time
 from collections import Counter
@@ -33,7 +33,7 @@ class EpisodeStatus:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """Of a worker: `num_changes` grows whenever an episode gets further; `doing` counts episodes by state."""
+    """The state of a worker. `num_changes` grows with every change of an episode; `doing` counts episodes by state."""
 
     num_changes: int
     doing: dict[str, int]
@@ -42,7 +42,7 @@ class WorkerStatus:
 
 @dataclass
 class Activity:
-    """Kept by one event loop. `clock` is comparable between processes, so that seconds can be asked for by time."""
+    """Records what a worker's episodes do, in one event loop. `clock` must be comparable between processes."""
 
     clock: Callable[[], float] = time.time
     num_changes: int = 0
@@ -54,7 +54,7 @@ class Activity:
         self._changes.append((self.clock(), IDLE))
 
     def at(self, task: "EpisodeTask", doing: str, turn_id: int = -1, calls: tuple[ToolCall, ...] = ()) -> None:
-        """An episode goes on to something else."""
+        """Record that an episode now does `doing`, one of `STATES`."""
         now, before = self.clock(), self._episodes.get(task.sequence_id)
         started = before.started if before else now
         if before:
@@ -63,12 +63,12 @@ class Activity:
         self._count(doing, 1)
 
     def leave(self, task: "EpisodeTask") -> None:
-        """An episode is over."""
+        """Record that an episode is over."""
         self._count(self._episodes.pop(task.sequence_id).doing, -1)
 
     @contextmanager
     def pushing(self) -> Iterator[None]:
-        """The worker loads weights."""
+        """Record, while the block runs, that the worker loads weights."""
         self._count(PUSH, 1)
         try:
             yield

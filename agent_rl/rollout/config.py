@@ -35,15 +35,15 @@ class SamplingConfig(Settings):
 
 
 class TruncatedConfig(Settings):
-    """What becomes of an episode that its budget cut short."""
+    """What happens to an episode that its budget cut short."""
 
     policy: Literal["score", "zero", "penalty", "mask"] = "score"
     """`score`: the reward as it is (0 from `math`, since there is no answer). `zero`: reward 0, whatever shaping
     gave. `penalty`: the reward minus `penalty`. `mask`: not trained on, and left out of its group's baseline."""
     penalty: float = Field(0.5, gt=0)
-    """What `policy: penalty` takes off."""
+    """What `policy: penalty` subtracts from the reward."""
     stop_reasons: tuple[StopReason, ...] = (StopReason.MAX_TOKENS, StopReason.DEADLINE)
-    """Which ends count as cut short; max_tool_turn is the third that there is."""
+    """Stop reasons that count as cut short; `max_tool_turn` can be added."""
 
     @field_validator("stop_reasons")
     @classmethod
@@ -65,7 +65,7 @@ class RolloutConfig(Settings):
     max_turn_tokens: int = Field(256, ge=1)
     """Sampled tokens in one assistant turn."""
     max_episode_tokens: int = Field(1024, ge=2)
-    """Tokens in one episode: prompt, sampled and tool output together. A longer prompt samples nothing."""
+    """Tokens in one episode: prompt, sampled and tool output together. After a longer prompt nothing is sampled."""
     max_tool_output_tokens: int = Field(256, ge=32)
     """Tool output beyond this many tokens is cut, with a marker that says so."""
     deadline_s: float = Field(120.0, gt=0)
@@ -73,7 +73,7 @@ class RolloutConfig(Settings):
     max_attempts: int = Field(3, ge=1)
     """How often an episode is issued, the first time included, when the infrastructure fails under it."""
     truncated: TruncatedConfig = TruncatedConfig()
-    """What an episode earns that its budget cut short."""
+    """What an episode earns if its budget cut it short."""
     reward_errors: Literal["drop", "reissue"] = "drop"
     """When the reward itself raises: `drop` the episode's group, with the reason RewardError, or `reissue` the episode
     up to `max_attempts` times and drop its group after that."""

@@ -66,7 +66,7 @@ class LiveEngine:
         self.engine.release(sequence_id)
 
     async def ready(self) -> None:
-        """As `Engine.ready`; what is to be drained has ended, and nothing starts before the weights have come."""
+        """As `Engine.ready`, after draining; no request starts until the weights have come."""
         await self.engine.ready()
         if self.update == "drain":
             self._open.clear()
@@ -88,7 +88,7 @@ class LiveEngine:
 
 
 def rest_of(params: SamplingParams, num_done: int) -> SamplingParams:
-    """What is left to sample after `num_done` tokens. Engines count draws from a request's start: a seed of its own."""
+    """Parameters for the rest after `num_done` tokens; the seed is new, since draws count from a request's start."""
     if num_done == 0:
         return params
     seed = int.from_bytes(blake2b(f"{params.seed}/{num_done}".encode(), digest_size=8).digest()) >> 1

@@ -6,7 +6,7 @@ import asyncio
 class WaveGate:
     """Lets episodes take a turn together: nobody generates until every live episode is ready to.
 
-    Whatever tools took, the engine then sees the same requests in the same order on every run, so the
+    However long tools took, the engine then sees the same requests in the same order on every run, so the
     same batches, so the same bits. Members are released in the order of their ids.
     """
 
@@ -18,7 +18,7 @@ class WaveGate:
         self._live.add(member)
 
     def leave(self, member: int) -> None:
-        """The member's episode is over; it may have been the one that the others waited for."""
+        """End a member's part; it may have been the one that the others waited for."""
         self._live.discard(member)
         self._release_if_complete()
 

@@ -1,4 +1,4 @@
-"""What a Ray rollout actor is: one engine, many concurrent episodes on one event loop."""
+"""The Ray rollout actor: one engine, many concurrent episodes on one event loop."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ class RolloutWorker:
         directory = config.model.directory
         rollout = config.rollout
         self.config, self.waves = config, waves
-        # Shared by the lists of tasks that run at once: an evaluation beside the rollouts of training.
+        # Lists of tasks that run at once share the slots: an evaluation beside the rollouts of training.
         self.slots = asyncio.Semaphore(rollout.max_concurrent_episodes)
         self.activity = Activity()
         self.sandbox = SandboxClient(tool_server, token)
@@ -120,7 +120,7 @@ class RolloutWorker:
     async def _attempts(
         self, task: EpisodeTask, before_turn: Callable[[], Awaitable[None]], result: RolloutResult
     ) -> None:
-        """The episode boundary, where failures are caught: the task is issued again, or given up."""
+        """Run one task. Failures are caught here: the task is issued again, or given up."""
         error: Exception | None = None
         for attempt in range(task.attempt, task.attempt + self.config.rollout.max_attempts):
             result.num_reissued += attempt > 0
@@ -153,7 +153,7 @@ class RolloutWorker:
                 await asyncio.sleep(0.5)
 
     async def ready(self) -> None:
-        """Return once the engine would take weights at once; `update_weights` follows."""
+        """Return once the engine can load weights without delay; `update_weights` follows."""
         await self.engine.ready()
 
     async def update_weights(self, weights: Weights, policy_version: int) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep file says, and the cells that it stands for: one run for each variant and seed."""
+"""A sweep file and its cells: one run for each variant and seed."""
 
 import itertools
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class SweepConfig(Settings):
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted keys and lists of values: every arm runs at every combination."""
     baseline: str | None = None
-    """What the others are compared with, seed by seed: an arm (at the same place of the grid) or, where there is one
-    arm only, a place of the grid such as `exact_lag=0`."""
+    """The variant that others are compared with, seed by seed: an arm (at the same place of the grid) or, where there
+    is one arm only, a place of the grid such as `exact_lag=0`."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -65,7 +65,7 @@ class SweepConfig(Settings):
         return self
 
     def places(self) -> list[dict[str, Any]]:
-        """Every combination of the grid's values; one empty one without a grid."""
+        """Every combination of the grid's values; without a grid, one empty combination."""
         return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
 
@@ -104,7 +104,7 @@ class Cell:
 
 
 def read_sweep(path: Path) -> SweepConfig:
-    """Raises `ValueError` with a sentence a problem."""
+    """Read a sweep file. Raises `ValueError` with a sentence a problem."""
     return check(SweepConfig, read_yaml(path), str(path))
 
 
@@ -145,7 +145,7 @@ def cell_directory(out: Path, variant: Variant, seed: int) -> Path:
 
 
 def place_name(place: dict[str, Any]) -> str:
-    """Short and fit for a folder: the last word of each key with its value, `exact_lag=8`."""
+    """A name for a folder: the last word of each key with its value, such as `exact_lag=8`."""
     return ",".join(f"{key.rpartition('.')[2]}={flow(value)}".replace("/", "_") for key, value in place.items())
 
 

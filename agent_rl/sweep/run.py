@@ -145,5 +145,5 @@ def _stop(running: Sequence[Running], progress: dict[str, Progress]) -> None:
 
 
 def log_file(cell: Cell) -> Path:
-    """What the cell's process printed; beside its directory, which must be empty when a run starts."""
+    """The file with what a cell's process printed; it is beside the run's directory, which must start empty."""
     return cell.directory.with_suffix(".log")

@@ -1,4 +1,4 @@
-"""What the pipeline needs from a trainer, and what it gets back from a step."""
+"""The interface of trainers, and the result of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

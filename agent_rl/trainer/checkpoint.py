@@ -32,7 +32,7 @@ _SHAPES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_
 
 @dataclass(frozen=True)
 class Staged:
-    """What a checkpoint holds, in tensors that nothing else changes."""
+    """The content of a checkpoint, in tensors that nothing else changes."""
 
     weights: dict[str, Tensor]
     snapshots: dict[int, dict[str, Tensor]]
@@ -74,7 +74,7 @@ class CheckpointWriter:
             writing.result()
 
     def _write(self, directory: Path, staged: Staged) -> None:
-        if self._ranks.is_first:  # of a checkpoint that is written over nothing must stay
+        if self._ranks.is_first:  # nothing of an overwritten checkpoint may stay
             for name in ("optimizer", "snapshots"):
                 shutil.rmtree(directory / name, ignore_errors=True)
             (directory / "snapshots").mkdir()

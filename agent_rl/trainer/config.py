@@ -12,6 +12,8 @@ from agent_rl.trainer.snapshots import ProximalConfig
 
 
 class TorchConfig(TrainerConfig):
+    """Keys of `trainer: torch`: layout, optimizer, batches, precision."""
+
     type: Literal["torch"] = "torch"
     dp: int = Field(1, ge=1)
     """Ranks that share the trajectories of a step; weights, gradients and optimizer are sharded over them (FSDP2).

@@ -18,7 +18,7 @@ _DEATH_S = 10.0
 class TrainGroup:
     """dp x tp `TrainWorker`s, one process each; every call goes to all, and the first one's answer is the answer.
 
-    Where places are reserved they are all in the first, the trainer's own.
+    With reserved places, all of them run in the first, which is the trainer's own.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -42,7 +42,7 @@ class TrainGroup:
         self._all("publish", path)
 
     def weights(self, method: str, *arguments: Any) -> Any:
-        """See `TrainWorker.weights`; rank 0 has what all have published."""
+        """As `TrainWorker.weights`, of rank 0, which has what all ranks published."""
         return ray.get(self._workers[0].weights.remote(method, *arguments))
 
     def begin_save(self, directory: str) -> None:
@@ -55,17 +55,17 @@ class TrainGroup:
         self._all("load", directory)
 
     def is_idle(self) -> bool:
-        """True, once what the trainer was asked for before is done."""
+        """Return True once all earlier calls are done."""
         return True
 
     def dump_stacks_to(self, path: str) -> tuple[str, int]:
-        """Those of rank 0; see `agent_rl.stacks`."""
+        """Let a signal dump the stacks of rank 0; see `agent_rl.stacks`."""
         found: tuple[str, int] = ray.get(self._workers[0].dump_stacks_to.remote(path))
         return found
 
     def _all(self, method: str, *arguments: Any) -> Any:
-        """Rank 0's result, once every rank has its own. Raises the first error of any rank: the others may wait for
-        it in vain. A rank's death comes before the errors that it is to the others."""
+        """Rank 0's result, once every rank has its own. Raises the first error of any rank, since the others may wait
+        for it in vain; if a rank died, raises that and not the errors that followed on other ranks."""
         calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
         pending = list(calls)
         while pending:

@@ -12,7 +12,7 @@ from agent_rl.trainer.packing import is_dummy
 
 
 class LoadBalancing:
-    """Of one step: `count` every micro-batch, then take `loss` of each, right after its forward pass.
+    """The loss of one step: `count` every micro-batch, then take `loss` of each, right after its forward pass.
 
     coefficient * mean over layers of E * sum_e f_e P_e, with f_e the share of the step's (token, choice) pairs that
     went to expert e, a constant, and P_e the mean router probability of e over the step's tokens (arXiv 2101.03961, eq.

@@ -1,4 +1,4 @@
-"""Which trajectory goes into which micro-batch of which rank: under a token limit, and level in cost."""
+"""Which trajectory goes into which micro-batch of which rank: under a token limit, and balanced in cost."""
 
 from collections.abc import Sequence
 from typing import Any

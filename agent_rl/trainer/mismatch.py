@@ -1,4 +1,4 @@
-"""The mismatch rows of a step: in whole, and in parts where proximal log-probs are known."""
+"""The mismatch rows of a step: the total, and its two parts where proximal log-probs are known."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,7 +63,7 @@ def reference_rows(
 
 
 class BoundTokens(NamedTuple):
-    """What the audit of the bound reads of n sampled tokens: log_ratio float [n], turn_ids and episodes int64 [n], the
+    """Input of the bound's audit for n sampled tokens: log_ratio float [n], turn_ids and episodes int64 [n], the
     latter from 0 to num_episodes - 1, off_support float [n] or None where no kept set is recorded."""
 
     log_ratio: Tensor
@@ -74,7 +74,7 @@ class BoundTokens(NamedTuple):
 
 
 def bound_tokens(batches: Sequence[TokenBatch], found: Sequence[TokenLogprobs]) -> BoundTokens:
-    """Those of a rank; a dummy is no episode."""
+    """The `BoundTokens` of a rank; a dummy does not count as an episode."""
     counts = [0 if is_dummy(b) else len(b.cu_seqlens) - 1 for b in batches]
     first = [sum(counts[:i]) for i in range(len(counts))]
     off_support = [
@@ -119,8 +119,9 @@ def _num_turns(batch: TokenBatch) -> Tensor:
 def mismatch_rows(tokens: StepTokens, proximal_logprobs: Tensor | None) -> list[dict[str, Any]]:
     """Rows of mismatch.parquet. `proximal_logprobs` [n]: NaN on tokens it was not computed for.
 
-    `part` total is d = lp - mu over all tokens. Where the proximal log-prob mut is known, d is split into
-    policy_lag = lp - mut and implementation = mut - mu, over those tokens.
+    `part` total is d = lp - mu over all tokens. Where the proximal log-prob is known (the trainer's log-prob at the
+    weights that the token was sampled with), d is split, over those tokens, into policy_lag = lp - proximal and
+    implementation = proximal - mu.
     """
     rows = [{"part": "total", **row} for row in mismatch_table(tokens)]
     if proximal_logprobs is None:
@@ -138,7 +139,7 @@ def mismatch_rows(tokens: StepTokens, proximal_logprobs: Tensor | None) -> list[
 
 
 class StepShare(NamedTuple):
-    """What a rank knows of a step: its active tokens, and `proximal_logprobs` [n] of them where they were computed."""
+    """A rank's part of a step: its active tokens, and `proximal_logprobs` [n] of them where they were computed."""
 
     tokens: StepTokens
     bound: BoundTokens

@@ -19,11 +19,11 @@ from agent_rl.trainer.token_head import TokenHead
 
 
 class ComputeConfig(Settings):
-    """How the model computes: what memory and precision its passes take."""
+    """Precision, memory and device of the model's passes."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of matrix products and attention. The weights, their gradients and the optimizer stay in float32, and so does
-    everything from the last hidden state to the log-prob."""
+    """Precision of matrix products and attention. The weights, their gradients and the optimizer stay in float32, and
+    so does everything from the last hidden state to the log-prob."""
     activation_checkpointing: bool = False
     """Keep only the input of each decoder layer and compute the rest again in the backward pass: less memory, about
     a third more work."""
@@ -31,12 +31,12 @@ class ComputeConfig(Settings):
     """Where the model and its optimizer are; the objective, a few numbers a token, is always on the CPU. `auto` is a
     GPU where the process sees one. A run's trainer sees those of `ray.trainer_gpus`."""
     head_budget_mb: int = Field(512, ge=1)
-    """Mebibytes of temporaries of the output layer. Without top-p or top-k a slice of tokens as large as this allows
-    is taken at a time, against the whole vocabulary; if one slice is enough, the backward pass saves a product."""
+    """Memory for temporaries of the output layer, in MiB. Without top-p or top-k the layer computes the whole
+    vocabulary for as many tokens at a time as fit into this. If all fit at once, the backward pass is cheaper."""
 
 
 def device_of(compute: ComputeConfig) -> torch.device:
-    """The device of this process: of several GPUs, that of its local rank. Raises `ValueError` if there is none."""
+    """The device of this process: with several GPUs, that of its local rank. Raises `ValueError` if there is none."""
     if compute.device == "cpu" or not (num_gpus := torch.cuda.device_count()):
         if compute.device == "cuda":
             raise ValueError(

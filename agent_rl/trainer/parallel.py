@@ -108,7 +108,7 @@ def _shard_rows(module: torch.nn.Module, name: str, mesh: DeviceMesh) -> None:
 
 
 def _vocabulary_shard(weight: Tensor, mesh: DeviceMesh) -> VocabularyShard:
-    """For the output layer, whose rows are the vocabulary: it gives log-probs, so no logits are ever gathered."""
+    """The output layer's shard of the vocabulary, its rows; it gives log-probs, so no logits are ever gathered."""
 
     def reduced(operation: Any) -> Reduce:
         def reduce(tensor: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def split_experts_forward(experts: Any, hidden: Tensor, top_k_index: Tensor, top
 
 
 def _shared(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """What all ranks have alike and each uses in part: the same forward, gradients summed backward."""
+    """A tensor that all ranks share and each uses in part: unchanged forward, gradients summed backward."""
     whole = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     shared: Tensor = whole.to_local(grad_placements=[Partial()])
     return shared

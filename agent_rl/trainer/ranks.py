@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 class Ranks:
     """This process among the ranks of a layout, a mesh of axes dp and tp. One process alone needs no group.
 
-    What crosses ranks from a GPU goes by NCCL, from a CPU by gloo.
+    Ranks communicate by NCCL on GPUs, by gloo on CPUs.
     Raises `ValueError` if the processes that were started are not as many as the layout has.
     """
 
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what is written once."""
+        """Whether this rank does the writes that happen once."""
         return self.dp_rank == 0 and self.tp_rank == 0
 
     @property
@@ -64,7 +64,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What one dp rank's input makes impossible, all of them raise: none is left waiting for the others."""
+        """Raise on all dp ranks if the block raises `ValueError` on one, so that none waits for the others."""
         problem: ValueError | None = None
         try:
             yield
@@ -82,7 +82,7 @@ class Ranks:
             dist.barrier(group=group)
 
     def new_group(self) -> dist.ProcessGroup:
-        """Another group of all ranks, for what goes on beside the training; every rank must call it."""
+        """Another group of all ranks, for work beside the training; every rank must call it."""
         if self.mesh is not None:
             return _group()
         if not dist.is_initialized():

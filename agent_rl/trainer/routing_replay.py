@@ -51,8 +51,8 @@ class RoutingReplay:
             router.register_forward_hook(self._hook(layer))
 
     def replay(self, routed_experts: Tensor | None) -> None:
-        """From the next forward pass on: int [T, layers, k], -1 where the model's own choice stands; None replays
-        nothing. Raises `ValueError` if it cannot be the routing of this model."""
+        """Set what is replayed from the next forward pass on: int [T, layers, k], -1 where the model's own choice
+        stands; None replays nothing. Raises `ValueError` if it cannot be the routing of this model."""
         self.differed, self.reported, self._experts = {}, {}, routed_experts
         if routed_experts is None:
             return
@@ -84,13 +84,13 @@ class RoutingReplay:
 
 
 def replay_routing(model: Any, routed_experts: Tensor | None) -> None:
-    """What `RoutingReplay.replay` of a model from `load_model` says; anything else has nothing to replay."""
+    """Call `RoutingReplay.replay` of a model from `load_model`; does nothing for a model without routers."""
     if (routing := getattr(model, "routing_replay", None)) is not None:
         routing.replay(routed_experts)
 
 
 class RoutingTally:
-    """Over the micro-batches of a step: how often the model's own set of experts was not the recorded one."""
+    """Counts, over the micro-batches of a step, how often the model's own experts differed from the recorded ones."""
 
     def __init__(self) -> None:
         self.counts: Counts = {}

@@ -28,7 +28,7 @@ class TokenHead:
 
     @contextmanager
     def asked(self, tokens: SampledTokens, off_support: bool) -> Iterator[None]:
-        """In here the model's `logits` are what `answer` takes apart; it must keep the hidden states of `tokens`."""
+        """In the block the model's `logits` are input of `answer`; the model must keep the states of `tokens`."""
         self._asked = tokens, off_support
         try:
             yield
@@ -58,7 +58,7 @@ class TokenHead:
 
 @torch.no_grad()
 def _check_plain(model: Any, layer: torch.nn.Module) -> None:
-    """What the layer gives must be what the model returns: numbers that a cap or a scale would change."""
+    """Raise `ValueError` if the model changes what its output layer gives, by a cap or a scale."""
     probe = 100.0
     hook = layer.register_forward_hook(lambda _layer, _inputs, output: torch.full_like(output, probe))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)

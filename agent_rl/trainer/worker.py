@@ -1,4 +1,4 @@
-"""What the Ray training actor is."""
+"""The Ray training actor."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _FULL_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class RankAddress:
-    """Which of a trainer's processes one is, and where they meet."""
+    """The rank of one of a trainer's processes, and where all of them meet."""
 
     rank: int
     num_ranks: int
@@ -28,7 +28,7 @@ class RankAddress:
     port: int
 
     def set_environment(self) -> None:
-        """As torchrun does, so that the engine finds its process group the same way."""
+        """Set the variables that torchrun sets, so that the engine finds its process group by them."""
         os.environ |= {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.rank),
@@ -62,7 +62,7 @@ class TrainWorker:
         self.engine.publish(Path(path))
 
     def weights(self, method: str, *arguments: Any) -> Any:
-        """A call of the `Keeper`, in which weight channels have what they publish kept and sent."""
+        """Call `method` of the `Keeper`, which keeps and sends what weight channels publish."""
         return getattr(self.keeper, method)(*arguments)
 
     def begin_save(self, directory: str) -> None:
@@ -79,17 +79,17 @@ class TrainWorker:
         self.engine.load(Path(directory))
 
     def is_idle(self) -> bool:
-        """True, once what the trainer was asked for before is done."""
+        """Return True once all earlier calls are done."""
         return True
 
     def dump_stacks_to(self, path: str) -> tuple[str, int]:
-        """See `agent_rl.stacks`."""
+        """Let a signal dump this process's stacks; see `agent_rl.stacks`."""
         return dump_on_signal(path)
 
 
 @contextmanager
 def _full_disk_named(directory: Path) -> Iterator[None]:
-    """Raise `OSError` where the disk is full: what torch says of that does not name it."""
+    """Raise `OSError` if the disk is full, since torch's own error does not say so."""
     try:
         yield
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Is an answer the reference answer? Extraction, an exact path in this process, math-verify in killable ones."""
+"""Judges answers: extraction, an exact path in this process, math-verify in processes that can be killed."""

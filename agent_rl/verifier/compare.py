@@ -25,7 +25,7 @@ _UNIT = re.compile(
 )
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TAIL = 60
-"""A unit is looked for in so many last characters."""
+"""How many last characters are searched for a unit."""
 _CHOICE = re.compile(r"\(?([A-J])\)?(?:[.):].*)?", re.DOTALL)
 _LETTER = re.compile(r"\(?([A-J])\)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{3,}")
@@ -37,7 +37,7 @@ _TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 
 @dataclass(frozen=True)
 class Question:
-    """What only computer algebra can say: are these expressions equal, one by one or, if not `ordered`, as a set?"""
+    """A question for computer algebra: are these expressions equal, one by one or, if not `ordered`, as a set?"""
 
     reference: tuple[str, ...]
     answer: tuple[str, ...]
@@ -159,7 +159,7 @@ def _brackets_disagree(left: str, right: str) -> bool:
 
 
 def _plain(brackets: str, elements: list[str]) -> tuple[str, list[str]]:
-    """Three or more elements are no interval: any brackets make them a tuple."""
+    """Brackets and elements, with those of a tuple for three or more elements, which are no interval."""
     return ("()" if len(elements) > 2 and brackets not in ("", "{}") else brackets), elements
 
 
@@ -180,7 +180,7 @@ def _compare_items(left: list[Item], right: list[Item], ordered: bool) -> bool |
 
 
 def item_equal(reference: Item, answer: Item) -> bool | None:
-    """True or False where that is certain without algebra."""
+    """Whether two items are equal; None if that takes algebra."""
     if reference.variable and answer.variable and reference.variable != answer.variable:
         return None
     if reference.unit and answer.unit and reference.unit != answer.unit:
@@ -201,7 +201,7 @@ def item_equal(reference: Item, answer: Item) -> bool | None:
 
 
 def _texts(reference: Item, answer: Item) -> tuple[str, str]:
-    """What to ask about: whole equations, unless they give the same unknown or only one side is an equation."""
+    """The texts to compare: whole equations, unless they give the same unknown or only one side is an equation."""
     if reference.variable != answer.variable and "=" in reference.whole and "=" in answer.whole:
         return reference.whole, answer.whole
     if reference.percent != answer.percent:

@@ -1,4 +1,4 @@
-"""What a verifier process runs: math-verify on one question after the other, as a script, away from our packages.
+"""The script of a verifier process: math-verify on one question after the other, away from our packages.
 
 Usage: judge.py SOCKET_FD CPU_SECONDS MEMORY_BYTES. A question is a line of JSON, `{"reference": […], "answer": […],
 "ordered": bool}`, expressions to be equal one by one or in any order; the reply is a line with one JSON string:
@@ -80,7 +80,7 @@ def reply(line: str, most_kb: int) -> str:
         return "unreadable"
     except MemoryError:
         return "memory"
-    except Exception as error:  # a verdict was not reached, whatever the reason
+    except Exception as error:  # no verdict, whatever the reason
         return f"error: {type(error).__name__}"
 
 
@@ -96,7 +96,7 @@ def main(descriptor: int, cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    gone = contextlib.suppress(ConnectionError)  # of who asks: nothing is left to do
+    gone = contextlib.suppress(ConnectionError)  # the asker has gone: nothing is left to do
     with gone, socket.socket(fileno=descriptor) as channel, channel.makefile("rw", encoding="utf-8") as lines:
         most_kb = peak_kb() + (memory_bytes >> 13)  # a failed allocation comes after ones an eighth of the limit large
         print(json.dumps("ready"), file=lines, flush=True)

@@ -72,7 +72,7 @@ class VerifierProcess:
             return "timeout"
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=1.0)  # its socket is closed: it is on its way out
+                self._process.wait(timeout=1.0)  # its socket is closed: it is ending
             return "timeout" if self._process.returncode == -signal.SIGPROF else "crash"
 
     async def _ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -115,7 +115,7 @@ class VerifierPool:
         return [process.pid for process in (*self._idle, *self._busy)]
 
     def _take(self) -> VerifierProcess:
-        """An idle process, one that is up before one that is still starting."""
+        """An idle process; one that is up is preferred to one that is still starting."""
         if not self._started:
             self._idle = [VerifierProcess(self.config) for _ in range(self.config.num_processes)]
             self._started = True

@@ -8,6 +8,8 @@ from agent_rl.verifier.pool import VerifierPool
 
 
 class Outcome(enum.StrEnum):
+    """How an answer was judged; `unverifiable` means that no verdict was reached."""
+
     CORRECT = "correct"
     WRONG = "wrong"
     UNVERIFIABLE = "unverifiable"

@@ -11,7 +11,7 @@ from agent_rl.data.sources.chains import Chain, Step, apply, draw_chain
 from agent_rl.warmstart.config import MixConfig
 
 NO_OUTPUT = "(no output; use print)"
-"""What the Python tool (tools/python.py) answers to a program without output."""
+"""The answer of the Python tool (tools/python.py) to a program without output."""
 
 
 @dataclass
@@ -26,15 +26,15 @@ class Trace:
         return "".join(self.pieces)
 
     def context(self, text: str) -> None:
-        """What the policy reads: a message, and the header of its own next turn."""
+        """Add what the policy reads: a message, and the header of its own next turn."""
         self._append(f"{text}<|end|><|assistant|>", written=False)
 
     def turn(self, text: str) -> None:
-        """What the policy writes in one turn, the end token included."""
+        """Add what the policy writes in one turn, the end token included."""
         self._append(f"{text}<|end|>", written=True)
 
     def call(self, code: str, output: str) -> None:
-        """A turn that calls the tool, and the tool's answer."""
+        """Add a turn that calls the tool, and the tool's answer."""
         self.turn(f"<tool_call>{code}</tool_call>")
         self.context(f"<|tool|>{output}")
 

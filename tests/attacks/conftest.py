@@ -29,7 +29,7 @@ BACKENDS: dict[str, tuple[type[Server], dict[str, Any]]] = {
     "docker": (Server, {**CONFIG, "type": "docker"}),
 }
 CHOSEN = os.environ.get("SANDBOX_BACKENDS", "zygote").split(",")
-# where a limit is kept by other means without a cgroup: parametrize("attacked", LIMITED, indirect=True)
+# for limits that are kept by other means without a cgroup: parametrize("attacked", LIMITED, indirect=True)
 LIMITED = [*CHOSEN, *(["zygote-rlimits"] if "zygote" in CHOSEN else [])]
 
 
@@ -63,7 +63,7 @@ class Attacked(Box):
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Attacked]]:
-    """Started when first asked for, by the name of their backend."""
+    """Servers by the name of their backend, each started when a test first asks for it."""
     started: dict[str, Attacked] = {}
     yield started
     for attacked in started.values():
@@ -81,7 +81,7 @@ def _served(name: str, servers: dict[str, Attacked], folders: pytest.TempPathFac
 
 
 def _survives(attacked: Attacked) -> Iterator[Attacked]:
-    """Lend it to a test; afterwards it must answer, to a new session too, and hold no session of the test."""
+    """Lend a server to a test; afterwards it must answer, in a new session too, and hold no session of the test."""
     before = attacked.wait(attacked.client.health())
     yield attacked
     assert attacked.server.process.poll() is None
@@ -100,7 +100,7 @@ def attacked(
 
 @pytest.fixture
 def zygote(servers: dict[str, Attacked], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
-    """A server of the zygote's backend, for what is about its own means."""
+    """A server of the zygote backend, for attacks on its own means."""
     if "zygote" not in CHOSEN:
         pytest.skip("SANDBOX_BACKENDS leaves the zygote out")
     yield from _survives(_served("zygote", servers, tmp_path_factory))

@@ -17,7 +17,7 @@ from sandbox.client import SandboxClient
 from sandbox.docker import DockerConfig, connect, find_image
 
 BACKENDS = ("zygote", "docker")
-"""All that the conformance suite runs. SANDBOX_BACKENDS, a list with commas, names those that must not be skipped."""
+"""The backends of the conformance suite. SANDBOX_BACKENDS, a list with commas, names those that must not be skipped."""
 REQUIRED = os.environ.get("SANDBOX_BACKENDS", "zygote").split(",")
 LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 5.0, "max_processes": 8, "max_output_bytes": 2000}
 CONFIG = {"max_sessions": 40, "warm_sessions": 2, "preload": ["math"], "limits": LIMITS}
@@ -27,7 +27,7 @@ class Server:
     """A server process. Its address is on the one line that it prints."""
 
     prefix: tuple[str, ...] = ()
-    """What the command line is given to, if it is not run as it is."""
+    """A command that runs the server's command line; empty runs it directly."""
 
     def __init__(self, path: Path, config: dict[str, Any], *flags: str, **environment: str) -> None:
         path.write_text(json.dumps(config))

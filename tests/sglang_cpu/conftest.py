@@ -11,7 +11,7 @@ from tests.sglang_cpu.servers import interpreter, launch, make_model, wait_until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A server may take minutes to start on a busy machine."""
+    """Give the tests of this folder more time: a server may take minutes to start on a busy machine."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(600))
@@ -38,7 +38,7 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def servers(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Shared]]:
-    """Both started at once: what takes their time is importing."""
+    """The two servers, started at the same time, since both mostly wait for imports."""
     root = tmp_path_factory.mktemp("sglang")
     shared = {}
     for kind in ("dense", "moe"):

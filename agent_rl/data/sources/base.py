@@ -1,4 +1,4 @@
-"""What every prompt source is: a pure function from an index to a problem.
+"""The interface of prompt sources: a pure function from an index to a problem.
 
 Random access makes the stream resumable: its whole state is the next index. Nothing here depends on the
 process (no `hash()`), so every worker and every restart sees the same problems.

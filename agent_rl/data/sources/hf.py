@@ -51,7 +51,7 @@ def _saved_split(dataset: Any, config: HfSource.Config) -> Any:
 
 
 def _sentence(config: HfSource.Config, error: Exception) -> str:
-    """What to do about a data set that cannot be loaded."""
+    """The sentence on how to fix a data set that cannot be loaded."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     first = lines[0].rstrip(".")
     if Path(config.path).exists():

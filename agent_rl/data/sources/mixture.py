@@ -22,7 +22,7 @@ class Share(Settings):
     prompts: Annotated[Any, PartKind("prompts")]
     """The source: a file of `agent_rl/data/sources/`."""
     name: str | None = None
-    """What the tag `source` of its prompts says; null says the source's type."""
+    """Value of the tag `source` on its prompts; null takes the source's type."""
 
 
 class MixtureSource(PromptSource):
@@ -34,7 +34,7 @@ class MixtureSource(PromptSource):
 
     class Config(PartConfig):
         sources: list[Share] = Field(min_length=1)
-        """What to mix."""
+        """The sources to mix."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self.seed = seed

@@ -34,7 +34,7 @@ class ReasoningGymSource(GeneratedSource):
 
     class Config(GeneratedConfig):
         tasks: list[Task] = Field(min_length=1)
-        """What to draw from."""
+        """The tasks to draw from."""
         instruction: str = r"Put your final answer within \boxed{}."
         """Appended to the problem after an empty line; the empty text appends nothing."""
 

@@ -1,4 +1,4 @@
-"""What a clip is: it looks at the log-ratios and says how far each token's ratio may go."""
+"""The interface of clips: a clip says, from the log-ratios, how far each token's ratio may go."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Clip(ObjectivePart, ABC):
     def reference(
         self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
     ) -> Any:
-        """What all micro-batches of an optimizer step share, from all of this rank's, or None.
+        """The statistic that all micro-batches of an optimizer step share, from all of this rank's, or None.
 
         `step` is the number of the rollout batch, which its updates share. `log_ratios`, [A] each, are there only if
         `needs_step_pass`.
@@ -74,7 +74,7 @@ class Clip(ObjectivePart, ABC):
         """Learn from the step that was trained; called if `learns`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What later steps depend on: numbers, tensors and dicts of them. Empty without state."""
+        """The state that later steps depend on: numbers, tensors and dicts of them. Empty without state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -43,7 +43,6 @@ class Matched(Clip):
         """Keys of `clip: matched`: eps_low with eps_high, or turns, or schedule."""
 
         type: Literal["matched"] = "matched"
-        """This part."""
         eps_low: Low | None = None
         """Constant radius below 1."""
         eps_high: High | None = None
@@ -104,7 +103,7 @@ class Schedule:
 
     @staticmethod
     def read(path: Path, by_turn: bool) -> "Schedule":
-        """From the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
+        """The schedule in the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
         lines = [row for row in read_jsonl(path) if "eps_eff_low" in row or "skipped_empty" in row]
         rows = [row for row in lines if row.get("eps_eff_low") is not None]
         buckets = [int(found[1]) for row in rows for key in row if (found := _BY_TURN.fullmatch(key))]

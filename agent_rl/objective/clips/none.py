@@ -17,7 +17,6 @@ class Unclipped(Clip):
         """`clip: none` has no keys."""
 
         type: Literal["none"] = "none"
-        """This part."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -17,7 +17,6 @@ class PPO(Clip):
         """Keys of `clip: ppo`."""
 
         type: Literal["ppo"] = "ppo"
-        """This part."""
         eps_low: float = Field(0.2, gt=0, le=1)
         """How far below 1 the ratio may pull when the advantage is negative."""
         eps_high: float = Field(0.2, gt=0)

@@ -32,7 +32,6 @@ class SAT(Clip):
         """Keys of `clip: sat`."""
 
         type: Literal["sat"] = "sat"
-        """This part."""
         eps_low: float = Field(0.2, gt=0, le=1)
         """Radius below 1 before tightening."""
         eps_high: float = Field(0.2, gt=0)

@@ -1,4 +1,4 @@
-"""What a gate is: a weight on each token's term, most often 0 or 1."""
+"""The interface of gates: a gate puts a weight on each token's term, most often 0 or 1."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal

@@ -23,7 +23,6 @@ class DPPO(Gate):
         """Keys of gate `dppo`."""
 
         type: Literal["dppo"] = "dppo"
-        """This part."""
         divergence: Literal["tv", "kl"] = "tv"
         """`tv`: |pi - mu|. `kl`: KL of the Bernoullis, mu against pi."""
         delta: float = Field(0.15, ge=0)

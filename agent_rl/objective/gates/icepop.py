@@ -21,7 +21,6 @@ class IcePop(Gate):
         """Keys of gate `icepop`."""
 
         type: Literal["icepop"] = "icepop"
-        """This part."""
         low: float = Field(0.5, ge=0)
         """The smallest k that is kept."""
         high: float = Field(5.0, gt=0)

@@ -22,7 +22,6 @@ class KPop(Gate):
         """Keys of gate `kpop`."""
 
         type: Literal["kpop"] = "kpop"
-        """This part."""
         phi: float = Field(0.75, ge=0)
         """The largest divergence in nats, in both directions, that is kept."""
         policy: Policy = "proximal"

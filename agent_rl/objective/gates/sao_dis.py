@@ -24,7 +24,6 @@ class SaoDis(Gate):
         """Keys of gate `sao_dis`; the defaults are the ones for tool use."""
 
         type: Literal["sao_dis"] = "sao_dis"
-        """This part."""
         eps_low: float = Field(0.3, gt=0)
         """How far below 1 the ratio may be."""
         eps_high: float = Field(5.0, gt=0)

@@ -20,7 +20,6 @@ class SeqClip(Gate):
         """Keys of gate `seqclip`."""
 
         type: Literal["seqclip"] = "seqclip"
-        """This part."""
         low: float = Field(0.995, ge=0)
         """The smallest rho that is kept."""
         high: float = Field(1.005, gt=0)

@@ -22,7 +22,6 @@ class SequenceMask(Gate):
         """Keys of gate `sequence_mask`."""
 
         type: Literal["sequence_mask"] = "sequence_mask"
-        """This part."""
         form: Literal["geometric", "product"] = "geometric"
         """The response's ratio: the geometric mean of its tokens' ratios, or their product, which long responses
         drive to the edges."""

@@ -24,7 +24,6 @@ class TIS(Gate):
         """Keys of gate `tis`."""
 
         type: Literal["tis"] = "tis"
-        """This part."""
         cap: float = Field(2.0, gt=0)
         """C: no token weighs more."""
 

@@ -1,4 +1,4 @@
-"""What a surrogate is: it makes each token's objective of ratio, trust region and advantage."""
+"""The interface of surrogates: a surrogate makes each token's term from ratio, trust region and advantage."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -20,7 +20,6 @@ class CISPO(Surrogate):
         """`surrogate: cispo` has no keys: the radii are `objective.clip`; eps_low 1 leaves the low side open."""
 
         type: Literal["cispo"] = "cispo"
-        """This part."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

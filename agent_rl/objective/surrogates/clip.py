@@ -18,7 +18,6 @@ class ClippedRatio(Surrogate):
         """`surrogate: clip` has no keys: the radii are `objective.clip`."""
 
         type: Literal["clip"] = "clip"
-        """This part."""
 
     keeps_equivalent_radius = True
 

@@ -26,7 +26,6 @@ class DRPO(Surrogate):
         """Keys of `surrogate: drpo`."""
 
         type: Literal["drpo"] = "drpo"
-        """This part."""
         delta: float = Field(0.15, gt=0)
         """How far probability may move: the penalty is divided by twice this."""
 

@@ -19,7 +19,6 @@ class PolicyGradient(Surrogate):
         """Keys of `surrogate: policy_gradient`."""
 
         type: Literal["policy_gradient"] = "policy_gradient"
-        """This part."""
         cap: float | None = Field(None, gt=0)
         """C: the ratio weighs a token up to this, 2 to 5 in practice. Null: no weight, as if on-policy; a weight
         may then come from a gate."""

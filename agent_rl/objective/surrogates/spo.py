@@ -22,7 +22,6 @@ class SPO(Surrogate):
         """Keys of `surrogate: spo`."""
 
         type: Literal["spo"] = "spo"
-        """This part."""
         eps: float = Field(0.2, gt=0)
         """How far from 1 the ratio is drawn."""
 

@@ -22,7 +22,6 @@ class UnboundedPositive(Surrogate):
         """`surrogate: up` has no keys: the low radius is `objective.clip`'s."""
 
         type: Literal["up"] = "up"
-        """This part."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

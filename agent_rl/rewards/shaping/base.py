@@ -1,4 +1,4 @@
-"""What a composite reward needs from a shaping term."""
+"""The interface of shaping terms."""
 
 from abc import ABC, abstractmethod
 
@@ -7,10 +7,10 @@ from agent_rl.rewards.base import FinishedEpisode
 
 
 class ShapingConfig(PartConfig):
-    """What every shaping term's `Config` derives from."""
+    """The base of every shaping term's `Config`."""
 
     weight: float
-    """What the term's value is multiplied by."""
+    """Factor on the term's value."""
 
 
 class Shaping(PartBase, ABC):

@@ -1,4 +1,4 @@
-r"""Whether the episode is well-formed."""
+r"""A reward for well-formed episodes."""
 
 from typing import Literal
 

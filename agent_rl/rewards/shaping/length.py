@@ -19,7 +19,7 @@ class Length(Shaping):
         free_tokens: int = Field(ge=0)
         """Sampled tokens, over all turns, that cost nothing."""
         max_tokens: int = Field(ge=1)
-        """Sampled tokens from which on the penalty is whole."""
+        """Sampled tokens from which on the penalty is -1."""
 
         @model_validator(mode="after")
         def _falls(self) -> Self:

@@ -1,4 +1,4 @@
-"""Whether tools were used, and with success."""
+"""A reward for successful tool calls."""
 
 from typing import Literal
 

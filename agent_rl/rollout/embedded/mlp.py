@@ -25,7 +25,7 @@ class _Dense:
 
 
 class _Experts:
-    """The router is the model's own module, so that whoever hooks it sees what it chose."""
+    """A layer's experts. The router is the model's own module, so that hooks on it see what it chose."""
 
     def __init__(self, mlp: Any) -> None:
         self._router = mlp.gate

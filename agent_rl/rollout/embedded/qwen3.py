@@ -50,7 +50,7 @@ class Qwen3Forward:
 
     def _fuse(self, layer: Any) -> _Layer:
         attention = layer.self_attn
-        # The softmax scale rides on the query norm.
+        # The query norm's weight takes in the softmax scale.
         query_norm = attention.q_norm.weight.detach() * self._dim**-0.5
         key_norm = attention.k_norm.weight.detach()
         return _Layer(

@@ -39,11 +39,11 @@ class RoutingTable:
         return hook
 
     def begin(self, slot: int, computed: int) -> None:
-        """A request starts in `slot`, of whose tokens the first `computed` need not be computed again."""
+        """Start a request in `slot`, whose first `computed` tokens need not be computed again."""
         self._known[slot] = computed
 
     def store(self, step: Step) -> None:
-        """Take over what the routers chose in the step that was just computed."""
+        """Store what the routers chose in the step that was just computed."""
         if not self._chosen:
             return
         slots, positions = step.slots.numpy(), step.positions.numpy()
@@ -54,5 +54,5 @@ class RoutingTable:
         np.maximum.at(self._known, slots, positions + 1)
 
     def rows(self, slot: int, first: int, last: int) -> ShortArray:
-        """Of the tokens at positions first to last - 1: int16 [last - first, layers, k], -1 in dense layers."""
+        """Experts of the tokens at positions first to last - 1: int16 [last - first, layers, k], -1 in dense layers."""
         return self._experts[slot, first:last].copy()

@@ -33,7 +33,7 @@ class SamplingTable:
         self.restricted = np.zeros(num_slots, np.bool_)
 
     def set(self, slot: int, params: SamplingParams, vocab_size: int) -> None:
-        """Greedy is top-k 1. A top-p of 1 is stored as infinity: a rounded cumulative sum cuts nothing then."""
+        """Store a slot's parameters: greedy as top-k 1, a top-p of 1 as infinity, so that rounding cuts nothing."""
         greedy = params.temperature == 0
         self.temperature[slot] = 1.0 if greedy else params.temperature
         self.top_p[slot] = np.inf if params.top_p == 1 else params.top_p

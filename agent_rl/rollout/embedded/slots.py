@@ -52,7 +52,7 @@ class Slots:
         return slot
 
     def park(self, sequence_id: int) -> None:
-        """The sequence stops running and keeps its slot as the most recently used idle one."""
+        """Stop running a sequence; it keeps its slot as the most recently used idle one."""
         self._idle[sequence_id] = self._running.pop(sequence_id)
 
     def release(self, sequence_id: int) -> None:
@@ -63,5 +63,5 @@ class Slots:
             heapq.heappush(self._free, slot)
 
     def forget_computed(self) -> None:
-        """Nothing in the cache is valid any more; every sequence keeps its slot and tokens."""
+        """Mark the whole cache as invalid; every sequence keeps its slot and tokens."""
         self.computed[:] = 0

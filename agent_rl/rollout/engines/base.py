@@ -1,4 +1,4 @@
-"""What the episode loop needs from an inference engine. Token ids in, token ids out."""
+"""The interface of inference engines: token ids in, token ids out."""
 
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
     async def ready(self) -> None:
-        """Return once the engine would take weights at once: they are being sent to all engines then."""
+        """Return once the engine can load weights without delay; they are then sent to all engines."""
         ...
 
     async def update_weights(self, weights: Weights, policy_version: int) -> None:

@@ -167,7 +167,7 @@ class SGLangEngine(PartBase):
         return part
 
     def _top_k(self, params: SamplingParams) -> int:
-        """Kept sets are reported for a finite top-k only: top-p alone is sent with the largest one there may be."""
+        """The top-k to send: SGLang reports kept sets only for a finite one, so top-p alone gets the largest."""
         if params.top_k == -1 and params.cuts_support:
             return min(self._config.sampling_mask_max_tokens, self._shape.vocab_size)
         return params.top_k
@@ -191,7 +191,7 @@ class SGLangEngine(PartBase):
         task.add_done_callback(self._aborts.discard)
 
     async def _watch_server(self) -> None:
-        """While requests run, ask whether the scheduler is alive; of one that has hung all requests are failed.
+        """While requests run, ask whether the scheduler is alive; if it has hung, fail all requests.
 
         SGLang itself answers that it is not after 20 s without a step, which a busy machine may need: only
         `hang_deadline_s` without a good answer count. A start and a weight update have their own deadlines.
@@ -208,7 +208,7 @@ class SGLangEngine(PartBase):
                 self._fail(EngineError(_HUNG))
 
     def interrupt(self) -> None:
-        """Let the server abort what runs; it answers with what it has. A request that waits there is sent again."""
+        """Let the server abort running requests, which return what they have; waiting ones are sent again."""
         rids, self._rids = self._rids, {}
         for rid, client in rids.items():
             self._abort(client, rid)
@@ -227,7 +227,7 @@ class SGLangEngine(PartBase):
 
         Raises `ValueError`, with the server's reason, if it refuses the weights.
         """
-        await asyncio.gather(*self._aborts)  # what is interrupted ends with the weights that it has
+        await asyncio.gather(*self._aborts)  # interrupted requests end with the weights that they have
         await self._server.load(weights, policy_version)
 
     async def close(self) -> None:

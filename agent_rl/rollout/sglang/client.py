@@ -80,5 +80,5 @@ class Client:
         raise EngineError(f"the SGLang server at {self.url} failed at {path} (HTTP {response.status}): {reason}")
 
     async def close(self) -> None:
-        """Close what is idle now, and what still runs when it has ended."""
+        """Close idle connections now, and busy ones when their request has ended."""
         await self._connections.aclose()

@@ -35,8 +35,8 @@ class SGLangConfig(EngineConfig):
     sampling_mask_max_tokens: int = Field(4096, ge=1)
     """The largest kept set that the server reports (`--sampling-mask-max-tokens`)."""
     on_update: Literal["retract", "in_place", "drain"] = "retract"
-    """What new weights do to running requests: `retract` recomputes what they have with the new weights, `in_place`
-    goes on from KV entries of the old ones, `drain` lets them end first."""
+    """What happens to running requests when new weights arrive: `retract` recomputes what they have with the new
+    weights, `in_place` goes on from KV entries of the old ones, `drain` lets them end first."""
     launch_args: list[str] = Field([])
     """Further arguments of `python -m sglang.launch_server`."""
     environment: dict[str, str] = Field({})

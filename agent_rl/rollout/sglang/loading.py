@@ -31,11 +31,11 @@ class Loading:
         self.client, self._config = client, config
         self._model_path, self._folder, self._worker_index = model_path, folder, worker_index
         self._group: str | None = None
-        """The group of all engines, where the server is in it."""
+        """Name of the process group that the server has joined; None if it has joined none."""
 
     async def load(self, weights: Weights, label: str, flush_cache: bool) -> None:
-        """Raises `RefusedError` if a file is refused, with the old weights in place, and `EngineError` if parts of
-        both versions may be."""
+        """Load `weights` into the server. Raises `RefusedError` if a file is refused, with the old weights in place,
+        and `EngineError` if parts of both versions may be in place."""
         stamp = {"weight_version": label, "flush_cache": flush_cache}
         match weights:
             case WeightFile():
@@ -58,7 +58,7 @@ class Loading:
                 await self._post("/update_weights_from_tensor", body | (stamp if is_last else {"flush_cache": False}))
 
     async def _receive(self, weights: WeightBroadcast, stamp: dict[str, Any]) -> None:
-        """What is sent to all, or, where the server has no part in that, what is sent to it alone."""
+        """Receive what is sent to all engines; if the server is not among them, what is sent to it alone."""
         if weights.meeting is not None and weights.is_for(self._group):
             await self._receive_at(weights.meeting, 1 + self._worker_index * self._config.tp_size, weights, stamp)
             return
@@ -95,10 +95,10 @@ class Loading:
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
-        """What SGLang wants around the loading of tensors."""
+        """The session that SGLang requires around the loading of tensors."""
         try:
             await self._post("/begin_weight_update", {})
-        except EngineError:  # one that broke off has left its session open
+        except EngineError:  # a load that broke off has left its session open
             await self._post("/end_weight_update", {})
             await self._post("/begin_weight_update", {})
         try:
@@ -114,10 +114,10 @@ class Loading:
 
 
 def shared(bucket: Bucket, data: Tensor) -> str:
-    """A bucket as SGLang takes it over HTTP: its bytes are moved to shared memory, and this says where they are.
+    """A bucket as SGLang takes it over HTTP: the name of the shared memory that its bytes are moved to.
 
-    They must live until the server has taken them. By file names, since file descriptors would have to be fetched from
-    this process, which the server is not let to.
+    The memory must live until the server has taken it. It goes by file name, since a file descriptor would have to be
+    fetched from this process, which the server may not do.
     """
     torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     parts = zip(bucket.names, bucket.dtypes, bucket.shapes, bucket.spans(), strict=True)

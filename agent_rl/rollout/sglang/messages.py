@@ -1,4 +1,4 @@
-"""What is asked of SGLang's /generate, and its answers as records. Checked against SGLang 0.5.23."""
+"""Requests to SGLang's /generate, and its answers as records. Checked against SGLang 0.5.23."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model's config.json the engine needs. `routed_layers`: which decoder layers are routed, bool
+    """What the engine needs from a model's config.json. `routed_layers`: which decoder layers are routed, bool
     [layers]; `experts_per_token` is 0 for a dense model."""
 
     vocab_size: int

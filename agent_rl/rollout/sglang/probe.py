@@ -1,4 +1,4 @@
-"""Whether a server can say what it samples from: asked before a run starts, not found out in its middle."""
+"""Checks, before a run starts, that a server can report what it samples from."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ _SERVED = "SGLang 0.5.23"
 
 
 async def check_server(client: Client, config: SGLangConfig, report_routing: bool) -> None:
-    """Raises `ValueError` with the reason if the server cannot be trained with."""
+    """Check a server. Raises `ValueError`, with the reason, if training cannot use it."""
     info = await client.get("/server_info", _ANSWER_S)
     if problem := _problem_of_settings(info, config, report_routing):
         raise ValueError(f"the SGLang server at {client.url} cannot serve this run: {problem}")
@@ -43,7 +43,7 @@ def _problem_of_settings(info: dict[str, Any], config: SGLangConfig, report_rout
 
 
 async def _one_token(client: Client, temperature: float = 1.0, top_p: float = 1.0) -> dict[str, Any]:
-    """What the server says of one token after token 0."""
+    """The server's answer to a request for one token after token 0."""
     sampling = {"temperature": temperature, "top_p": top_p, "max_new_tokens": 1, "ignore_eos": True}
     body = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
     if top_p < 1:
@@ -63,7 +63,7 @@ def _problem_of_kept_sets(meta: dict[str, Any]) -> str | None:
 
 
 def _problem_of_temperature(at_one: dict[str, Any], at_half: dict[str, Any]) -> str | None:
-    """At half the temperature two log-probs lie twice as far apart, if temperature is in them at all."""
+    """What is wrong if log-probs ignore temperature: at half of it, two of them must lie twice as far apart."""
     gaps = [_gap(meta) for meta in (at_one, at_half)]
     if math.isclose(gaps[1], 2 * gaps[0], rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
         return None

@@ -13,7 +13,7 @@ _ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a server says of itself. `context`: the longest sequence that it takes, in tokens."""
+    """A server's own description. `context`: the longest sequence that it takes, in tokens."""
 
     url: str
     model: str
@@ -79,7 +79,7 @@ def _another_model(served: ServedModel, directory: Path, theirs: str, ours: str)
 
 
 async def _knows(url: str, token_id: int) -> bool:
-    """Whether a token id is in the vocabulary of the server's model. SGLang checks those whose log-prob is wanted."""
+    """Whether a token id is in the server's vocabulary. SGLang checks ids whose log-probs are asked for."""
     client = Client(url)
     body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
     try:

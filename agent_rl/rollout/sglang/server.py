@@ -35,7 +35,7 @@ def launch_command(
 def launch_environment(config: SGLangConfig, worker_index: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The server's environment variables: the worker's without its Python paths, its GPUs, then the config's own."""
     kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    own = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # for the reserved positions
+    own = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # since SGLang keeps positions back
     if config.first_gpu is not None:
         gpus = config.tp_size * config.dp_size
         first = config.first_gpu + worker_index * gpus
@@ -55,7 +55,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Raises `ValueError` if there is no such interpreter."""
+        """Start the process. Raises `ValueError` if there is no such interpreter."""
         if shutil.which(self._command[0]) is None:
             raise ValueError(
                 f"there is no interpreter {self._command[0]!r} to run SGLang with; `make sglang-cpu` makes one for the "

@@ -26,8 +26,8 @@ _HEALTH_S = 30.0
 class Supervisor:
     """One server, launched here or at an address, and the version that it serves.
 
-    `ready` brings it to where it should be, whatever happened to it: launched, checked, with the weights of the
-    last `load`. `lose` says that it was found dead or hung.
+    `ready` makes sure that the server is launched, checked, and has the weights of the last `load`, whatever happened
+    to it. `lose` reports that it was found dead or hung.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Supervisor:
         self._worker_index, self._report_routing = worker_index, report_routing
         self._folder = Path(tempfile.gettempdir()) / f"agent-rl-sglang-{secrets.token_hex(6)}"
         self.client: Client | None = None
-        """None while there is no server that is known to be right."""
+        """The client of a server that is known to work; None while there is none."""
         self._loading: Loading | None = None
-        """Of that server."""
+        """Loads weights into the server of `client`."""
         self._lost: list[Client] = []
         self._starting: asyncio.Task[Client] | None = None
         self._num_launches = 0
@@ -65,11 +65,11 @@ class Supervisor:
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
             self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # a request that is cancelled does not take the start with it, which others wait for
+        # a cancelled request must not cancel the start, which others wait for
         return await asyncio.shield(self._starting)
 
     def lose(self, client: Client) -> None:
-        """The server behind `client` is dead or has hung: end it, so that `ready` begins anew."""
+        """End the server behind `client`, which is dead or has hung, so that `ready` starts anew."""
         if client is self.client:
             self.client = None
             self._lost.append(client)
@@ -77,7 +77,7 @@ class Supervisor:
                 self.process.kill()
 
     async def examine(self, client: Client) -> None:
-        """A request broke: lose the server if it is dead, and leave it alone if only the connection was."""
+        """Examine a server after a request broke: lose it if it is dead, keep it if only the connection was."""
         dead = self.process is not None and not self.process.alive
         if dead or not await client.healthy(self.config.hang_deadline_s):
             self.lose(client)
@@ -85,9 +85,9 @@ class Supervisor:
     async def load(self, weights: Weights, policy_version: int) -> None:
         """Serve `weights` as `policy_version`.
 
-        A server that dies over it is started again, with the new weights. Raises `ValueError`, with the reason and the
-        old weights in place, if they are not of this model or the server refuses them, and `WeightsLostError` if they
-        cannot be had.
+        A server that dies meanwhile is started again, with the new weights. Raises `ValueError`, with the reason and
+        the old weights in place, if they are not of this model or the server refuses them, and `WeightsLostError` if
+        they cannot be had.
         """
         if self.config.as_served is not None:
             raise ValueError(
@@ -138,14 +138,14 @@ class Supervisor:
             self._starting = None
 
     async def _attempt(self, deadline: float) -> Client | None:
-        """One attempt at a server; None if it fails in a way that another attempt may mend."""
+        """Try once to get a server; None if it fails in a way that another attempt may mend."""
         urls = self.config.urls
         client = Client(urls[self._worker_index % len(urls)] if urls else self._launch())
         loading = Loading(client, self.config, self.model_path, self._folder, self._worker_index)
         try:
             await self._answering(client, deadline)
             await check_server(client, self.config, self._report_routing)
-            foreign = urls and self.config.as_served is None  # with whatever weights someone gave it
+            foreign = urls and self.config.as_served is None  # it may have any weights
             if foreign or (self._weights, self.policy_version) != (WeightFile(self.model_path), 0):
                 await self._update(loading, self._weights.again(), "retract")
             self._loading = loading
@@ -199,7 +199,7 @@ class Supervisor:
     async def _update(self, loading: Loading, weights: Weights, on_update: str) -> None:
         """Load weights as the current version. Without a pause the server drains first.
 
-        Where it may hold parts of two versions it stays paused: it is ended, or given the weights again.
+        A server that may hold parts of two versions stays paused: it is ended, or given the weights again.
         """
         client, within, paused = loading.client, self.config.update_deadline_s, on_update != "drain"
         if paused:

@@ -1,4 +1,4 @@
-"""The body between the markers is the one argument of the one tool: no JSON, for small models."""
+"""The bare format: the text between the markers is the one argument of the one tool; for small models."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,11 @@ from agent_rl.rollout.tool_formats.base import NOT_CLOSED, bodies
 
 
 class BareFormat(PartBase):
+    """A call is `<tool_call>ARGUMENT</tool_call>` without JSON; every call goes to the same tool."""
+
     class Config(PartConfig):
+        """Keys of `tool_format: bare`."""
+
         type: Literal["bare"] = "bare"
         tool: str = "python"
         """The tool that every call goes to."""

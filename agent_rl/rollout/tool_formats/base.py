@@ -8,6 +8,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolFormat(Protocol):
+    """A part of kind `tool_format`, built as `cls(config)`: finds the calls in a turn's text."""
+
     def parse(self, text: str) -> tuple[ToolCall, ...]:
         """The calls in one assistant turn, in order; empty if it holds none.
 

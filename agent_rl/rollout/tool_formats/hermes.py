@@ -9,7 +9,12 @@ from agent_rl.rollout.tool_formats.base import NOT_CLOSED, bodies
 
 
 class HermesFormat(PartBase):
+    """A call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; malformed JSON gives a call with `error`
+    set."""
+
     class Config(PartConfig):
+        """`tool_format: hermes` has no keys."""
+
         type: Literal["hermes"] = "hermes"
 
     def __init__(self, config: Config) -> None:

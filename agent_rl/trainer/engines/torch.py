@@ -87,7 +87,7 @@ class TorchEngine(PartBase):
         """
         started = time.monotonic()
         if self.config.proximal.every or self._needs_proximal:
-            self.snapshots.keep(policy_version, self.model)  # of an empty batch too: later ones may be of this version
+            self.snapshots.keep(policy_version, self.model)  # even if empty: later batches may have this version
         if not trajectories:
             return TrainResult(
                 np.empty(0, np.float32), [], [], metrics={"skipped_empty": 1.0, "skipped_nonfinite": 0.0}
