@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_rl import facts
@@ -74,8 +73,7 @@ def record_of(
     server: dict[str, str] | None = None,
 ) -> EvaluationRecord:
     """An evaluation with `config`. `model`: what was evaluated, where that is not the config's `model.path`."""
-    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=facts.EVALUATION))
-    assert isinstance(frame, pl.DataFrame)
+    frame = facts.evaluation_frame(rows)
     return EvaluationRecord(model or config.model.path, policy_version, settings_of(config), frame, server)
 
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from agent_rl import facts
 from agent_rl.analysis.scores import maj_at_n, pass_at_k, pass_ks, per_problem, score
-from agent_rl.pipeline.evaluation import table
 
 CORRECT = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], np.float64)
 
 
 def rows(outcomes: list[list[float]], answers: list[list[str | None]]) -> pl.DataFrame:
-    return table(
+    return facts.evaluation_frame(
         [
             {"problem": p, "sample": s, "outcome": outcome, "final_answer": answers[p][s]}
             for p, row in enumerate(outcomes)
@@ -89,4 +88,4 @@ def test_the_bootstrap_interval_is_that_of_a_binomial() -> None:
 
 
 def test_every_column_of_an_evaluation_is_described() -> None:
-    assert table([]).columns == facts.EVALUATION.names
+    assert facts.evaluation_frame([]).columns == facts.EVALUATION.names
