@@ -59,10 +59,11 @@ _CURVES = (
     Curves(
         "q",
         "Clip and gate",
-        "The 0.90 quantile q of |d|",
+        "Quantile q of |d|",
         "nats",
         (("q", "q in use"), ("q_supported", "supported"), ("q_stochastic", "stochastic"), ("q_all", "all tokens")),
-        "Under each rule of which tokens count. Log scale.",
+        "q in use: at the clip's alpha, over the tokens that the clip counts. The others: at 0.90, over the tokens of "
+        "each rule. Log scale.",
         log=True,
     ),
     Curves(

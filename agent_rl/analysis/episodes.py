@@ -16,8 +16,9 @@ import numpy.typing as npt
 import polars as pl
 
 from agent_rl.analysis.clip_states import clip_states
-from agent_rl.analysis.recorded import RecordedRun, read_columns
+from agent_rl.analysis.recorded import PartTable, RecordedRun, read_columns
 from agent_rl.analysis.token_text import TokenTexts
+from agent_rl.facts import TRAINING_TABLE
 
 _STEPS = 16
 """Optimizer steps whose batches are looked at: the one with the largest mean |d|, the others evenly spaced."""
@@ -73,8 +74,8 @@ class _Index:
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
-        folder = run.path / "training_facts.parquet"
-        self.steps = {int(path.stem.removeprefix("part-")): path for path in sorted(folder.glob("part-*.parquet"))}
+        parts = PartTable(run.path / TRAINING_TABLE).paths()
+        self.steps = {int(path.stem.removeprefix("part-")): path for path in parts}
         self.rollouts = run.rollout_parts.paths()
         self.num_episodes = run.rollouts().height
 

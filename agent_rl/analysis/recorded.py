@@ -13,6 +13,8 @@ from typing import Any
 import polars as pl
 import yaml
 
+from agent_rl.facts import MISMATCH_TABLE, ROLLOUT_TABLE
+
 ROLLOUT_COLUMNS = ("batch", "group_id", "episode_id", "attempt", "reward", "stop_reason", "num_turns", "num_sampled")
 """The columns of the rollout facts that hold one value a trajectory and that charts and tables read."""
 
@@ -79,8 +81,8 @@ class RecordedRun:
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or path.resolve().name
-        self.mismatch_parts = PartTable(path / "mismatch.parquet")
-        self.rollout_parts = PartTable(path / "rollout_facts.parquet", ROLLOUT_COLUMNS)
+        self.mismatch_parts = PartTable(path / MISMATCH_TABLE)
+        self.rollout_parts = PartTable(path / ROLLOUT_TABLE, ROLLOUT_COLUMNS)
         self._metrics: list[dict[str, Any]] = []
         self._read_to = 0
         self._tail = b""
@@ -118,7 +120,7 @@ class RecordedRun:
         for name, numeric in _NEEDED.items() if frame.width else ():
             if name not in frame.columns or frame[name].dtype.is_numeric() != numeric:
                 raise ValueError(
-                    f"{self.path}/mismatch.parquet has no column {name!r} of {'numbers' if numeric else 'text'}: "
+                    f"{self.path}/{MISMATCH_TABLE} has no column {name!r} of {'numbers' if numeric else 'text'}: "
                     "it was recorded by another version of agent-rl; read it with that one"
                 )
         return frame
@@ -184,7 +186,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and any(
-        (path / name).exists() for name in ("lock", "metrics.jsonl", "mismatch.parquet")
+        (path / name).exists() for name in ("lock", "metrics.jsonl", MISMATCH_TABLE)
     )
 
 
@@ -197,9 +199,9 @@ def open_runs(paths: Sequence[Path]) -> list[RecordedRun]:
     names = _distinct_names(paths)
     runs = [RecordedRun(path, name) for path, name in zip(paths, names, strict=True)]
     for run in runs:
-        if not (run.path / "mismatch.parquet").is_dir() and not (run.path / "config.yaml").is_file():
+        if not (run.path / MISMATCH_TABLE).is_dir() and not (run.path / "config.yaml").is_file():
             known = "name the directory of a run, such as runs/quickstart"
-            raise ValueError(f"no mismatch.parquet in {str(run.path)!r}; {known}")
+            raise ValueError(f"no {MISMATCH_TABLE} in {str(run.path)!r}; {known}")
         if run.mismatch().is_empty():
             raise ValueError(f"{run.path} has no recorded step yet; wait for its first step or name another run")
     return runs

@@ -15,22 +15,17 @@ from agent_rl.analysis.recorded import RecordedRun
 _HIDDEN = {"table"}
 _NOTE = "Means over all tokens of the steps; Pearson: mean over steps, weighted by tokens. "
 _NOTES = {
-    "turn": _NOTE + "policy_lag and implementation: mean |lp − mut| and mean |mut − mu|, where they were computed.",
+    "turn": _NOTE + "policy lag: |trainer now − trainer at the sampling weights|; implementation: "
+    "|trainer at the sampling weights − engine|; both where proximal log-probs were computed.",
     "first": _NOTE + "The first turn against all later ones.",
     "lag": _NOTE + "Lag in policy versions.",
     "kl": _NOTE + "Whole optimizer steps, put in bins by the k3 of their batch.",
     "turns": _NOTE + "Later turns exist only in longer episodes, so turns compare best within one length.",
     "clip": "Plain means over steps.",
-    "reference": "What a turn-conditioned clip compared each turn with. Plain means over steps.",
-    "seconds": "Mean seconds a step. A worker is in the first of these that holds: push, generate, tool, score, queue "
+    "reference": "The references of a turn-conditioned clip.",
+    "seconds": "A worker is in the first of these that holds: push, generate, tool, score, queue "
     "(episodes wait for a slot or their wave), idle. The trainer's queue is its wait for rollouts.",
     "stop": "Share of the trajectories, with their mean reward and number of turns.",
-}
-_TITLES = {
-    "clip": "What the clip did",
-    "reference": "References by turn",
-    "stop": "Why episodes ended",
-    "seconds": "Where the seconds went",
 }
 
 
@@ -117,17 +112,14 @@ def _tables(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
 
 
 def _table(name: str, frame: pl.DataFrame, alone: bool) -> dict[str, Any]:
-    keys = ["figure", "stop_reason", "who", *tables.KEYS, *([] if alone else ["run"])]
-    first = [key for key in keys if key in frame.columns]
-    if name == "turns":
-        first = ["num_turns", "turn", *(["run"] if not alone else [])]
+    title, keys, _ = tables.TABLES[name]
+    first = [*keys, *([] if alone else ["run"])]
     rest = [key for key in frame.columns if key not in {*first, "run", *_HIDDEN}]
     rest.sort(key=lambda key: tables.MAIN.index(key) if key in tables.MAIN else -1 if key in ("steps", "n") else 99)
     filled = [key for key in rest if not frame[key].is_null().all()]
-    title = tables.VIEWS[name].title.capitalize() if name in tables.VIEWS else _TITLES[name]
     columns = [key.replace("_step_mean", " (mean over steps)").replace("_", " ") for key in [*first, *filled]]
     rows = [list(row) for row in frame.select([*first, *filled]).iter_rows()]
-    return {"id": name, "title": title, "note": _NOTES[name], "columns": columns, "rows": rows}
+    return {"id": name, "title": title.capitalize(), "note": _NOTES[name], "columns": columns, "rows": rows}
 
 
 def finite(value: Any) -> Any:
