@@ -75,30 +75,30 @@ async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list
     async def episode(turns: list[dict[str, Any]]) -> Answers:
         async with slots:
             built = [registry.build("tool", tool, sandbox) for tool in config.rollout.tools]
-            tools, found = {tool.name: tool for tool in built}, Answers()
+            tools, answers = {tool.name: tool for tool in built}, Answers()
             try:
                 for turn in (t for t in turns if t["tool_results"]):
                     calls = [ToolCall(*call) for call in json.loads(turn["tool_calls"])]
-                    found[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
+                    answers[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
             finally:
                 for tool in built:
                     await tool.close()
-            return found
+            return answers
 
     return list(await asyncio.gather(*(episode(turns) for turns in episodes)))
 
 
 def _differences(before: list[Answers], after: list[Answers]) -> dict[int, tuple[int, int]]:
     """(turns compared, turns that differ) by turn; an episode counts up to its first difference."""
-    found: dict[int, tuple[int, int]] = {}
+    counts: dict[int, tuple[int, int]] = {}
     for old, new in zip(before, after, strict=True):
         for turn, answers in sorted(old.items()):
             differs = answers != new[turn]
-            compared, different = found.get(turn, (0, 0))
-            found[turn] = compared + 1, different + differs
+            compared, different = counts.get(turn, (0, 0))
+            counts[turn] = compared + 1, different + differs
             if differs:
                 break
-    return found
+    return counts
 
 
 def _table(moved: dict[int, tuple[int, int]], flaky: dict[int, tuple[int, int]], num_episodes: int) -> pl.DataFrame:

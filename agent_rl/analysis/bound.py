@@ -31,11 +31,11 @@ def bound_by_turn(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     cut = bool(rows["off_support"].is_not_null().any())
     turn_span, episode_span = _spans(run.path, 1 + cut)
     *turns, whole = _means(rows, num_episodes).iter_rows(named=True)
-    found, shift = [], 0.0
+    by_turn, shift = [], 0.0
     for turn in turns:
-        found.append(_row(turn, whole, num_episodes, turn_span, shift))
+        by_turn.append(_row(turn, whole, num_episodes, turn_span, shift))
         shift += _budget(turn)
-    table = pl.DataFrame([*found, _row(whole, whole, num_episodes, episode_span, 0.0) | {"turn": "all"}])
+    table = pl.DataFrame([*by_turn, _row(whole, whole, num_episodes, episode_span, 0.0) | {"turn": "all"}])
     return table if cut else table.with_columns(off_support=pl.lit(float("nan")))
 
 

@@ -128,8 +128,8 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     return [chart for chart in _flat(order) if chart["data"]]
 
 
-def _flat(found: list[Chart | list[Chart]]) -> list[Chart]:
-    return [chart for one in found for chart in (one if isinstance(one, list) else [one])]
+def _flat(order: list[Chart | list[Chart]]) -> list[Chart]:
+    return [chart for one in order for chart in (one if isinstance(one, list) else [one])]
 
 
 def _line(run: int, figure: int, runs: Sequence[RecordedRun], label: str, x: list[Any], y: list[Any]) -> Any:

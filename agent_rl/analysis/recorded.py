@@ -91,10 +91,10 @@ class RecordedRun:
     def config(self) -> dict[str, Any]:
         """The keys of config.yaml; none where there is no such file."""
         try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text())
+            config = yaml.safe_load((self.path / "config.yaml").read_text())
         except (OSError, yaml.YAMLError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return config if isinstance(config, dict) else {}
 
     def metrics(self) -> list[dict[str, Any]]:
         """The whole lines of metrics.jsonl, in order; a line that is still being written waits for the next call."""
@@ -143,14 +143,14 @@ class RecordedRun:
     def stamp(self) -> str:
         """Another text once the run's files have changed."""
         parts = [*self.mismatch_parts.paths(), *self.rollout_parts.paths()[-1:]]
-        found = []
+        stamps = []
         for path in (self.path / "metrics.jsonl", *parts[-2:]):
             try:
                 stat = path.stat()
-                found.append(f"{stat.st_size}.{stat.st_mtime_ns}")
+                stamps.append(f"{stat.st_size}.{stat.st_mtime_ns}")
             except OSError:
-                found.append("-")
-        return f"{self.status()} {len(parts)} {' '.join(found)}"
+                stamps.append("-")
+        return f"{self.status()} {len(parts)} {' '.join(stamps)}"
 
     def status(self) -> str:
         """`running` (a process holds the run's lock), `finished`, or `interrupted`."""
@@ -168,13 +168,13 @@ def find_runs(root: Path) -> dict[str, Path]:
         raise ValueError(f"there is no directory {str(root)!r}; name the one that holds your runs, such as runs")
     if _is_run(root):
         raise ValueError(f"{root} is a run itself; name the directory that holds it")
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     folders = [root]
     for _ in range(_DEPTH):
         inner = [path for folder in folders for path in _subfolders(folder)]
-        found |= {path.relative_to(root).as_posix(): path for path in inner if _is_run(path)}
+        runs |= {path.relative_to(root).as_posix(): path for path in inner if _is_run(path)}
         folders = [path for path in inner if not _is_run(path)]
-    return found
+    return runs
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -109,17 +109,17 @@ def tables(
     unknown = [name for name in names if name not in TABLES]
     if unknown:
         raise ValueError(f"there is no table {unknown[0]!r}; there are {', '.join(TABLES)}")
-    found = {}
+    frames = {}
     for name in dict.fromkeys(names):
         each = [_labelled(run, name, _one(run, name, first_step, parts)) for run in runs]
         filled = [table for table in each if table.height]
-        found[name] = _sorted(pl.concat(filled, how="diagonal_relaxed"), name) if filled else pl.DataFrame()
-    return found
+        frames[name] = _sorted(pl.concat(filled, how="diagonal_relaxed"), name) if filled else pl.DataFrame()
+    return frames
 
 
-def tidy(found: dict[str, pl.DataFrame]) -> pl.DataFrame:
+def tidy(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """All tables in one: a row a (run, table, part, key), a column a figure; what a table lacks is null."""
-    frames = [frame for frame in found.values() if frame.width]
+    frames = [frame for frame in tables.values() if frame.width]
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
 

@@ -31,13 +31,13 @@ _NOTES = {
 
 def view(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """runs (name, status, summary), charts, tables and colours, without a NaN; none of them depends on a file left."""
-    found = {
+    page = {
         "runs": [{"name": run.name, "status": run.status(), "summary": summary(run)} for run in runs],
         "charts": charts(runs),
         "tables": _tables(runs),
         "colours": COLOURS,
     }
-    return finite(found)  # type: ignore[no-any-return]
+    return finite(page)  # type: ignore[no-any-return]
 
 
 def summary(run: RecordedRun) -> list[tuple[str, str]]:
@@ -45,35 +45,35 @@ def summary(run: RecordedRun) -> list[tuple[str, str]]:
     rows = run.metrics()
     steps = [row for row in rows if row.get("reward_mean") is not None]
     evals = evaluations(rows)
-    found = [("Steps", f"{len(steps)} of {run.num_steps or '?'}")]
+    pairs = [("Steps", f"{len(steps)} of {run.num_steps or '?'}")]
     if steps:
-        found.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))
+        pairs.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))
     if evals:
         best_step, best = max(evals, key=lambda pair: pair[1])
-        found.append(("Held-out accuracy", f"{evals[0][1]:.3f} → {evals[-1][1]:.3f}"))
-        found.append(("Best evaluation", f"{best:.3f} at step {best_step}"))
-    found += _totals(steps) + _settings(run.config)
+        pairs.append(("Held-out accuracy", f"{evals[0][1]:.3f} → {evals[-1][1]:.3f}"))
+        pairs.append(("Best evaluation", f"{best:.3f} at step {best_step}"))
+    pairs += _totals(steps) + _settings(run.config)
     if unreadable := run.mismatch_parts.num_unreadable + run.rollout_parts.num_unreadable:
-        found.append(("Unreadable parts", f"{unreadable}, left out"))
-    return found
+        pairs.append(("Unreadable parts", f"{unreadable}, left out"))
+    return pairs
 
 
 def _totals(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if not steps:
         return []
     last = steps[-1]
-    found = []
+    pairs = []
     if isinstance(last.get("mismatch_mean_abs"), float):
-        found.append(("Mean |d|, last step", f"{last['mismatch_mean_abs']:.2g} nats"))
+        pairs.append(("Mean |d|, last step", f"{last['mismatch_mean_abs']:.2g} nats"))
     if isinstance(last.get("lag_mean"), (int, float)):
-        found.append(("Lag, last step", f"{last['lag_mean']:.1f} versions"))
-    found.append(("Trained tokens", f"{sum(row.get('trained_tokens') or 0 for row in steps):,}"))
-    found.append(("Wall time", _duration(sum(row.get("wall_s") or 0 for row in steps))))
+        pairs.append(("Lag, last step", f"{last['lag_mean']:.1f} versions"))
+    pairs.append(("Trained tokens", f"{sum(row.get('trained_tokens') or 0 for row in steps):,}"))
+    pairs.append(("Wall time", _duration(sum(row.get("wall_s") or 0 for row in steps))))
     dropped = {key.removeprefix("groups/dropped/"): last[key] for key in last if key.startswith("groups/dropped/")}
     named = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in dropped.items())
     issued, trained, flying = (last.get(f"groups/{fate}", "?") for fate in ("issued", "trained", "in_flight"))
-    found.append(("Groups", f"{issued} issued = {trained} trained + {named or 0} dropped + {flying} in flight"))
-    return found
+    pairs.append(("Groups", f"{issued} issued = {trained} trained + {named or 0} dropped + {flying} in flight"))
+    return pairs
 
 
 def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -90,14 +90,14 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
     clip = at("objective", "clip", "type"), at("objective", "ratio", "level"), at("objective", "surrogate", "type")
     lag = {key: at("pipeline", key) for key in ("exact_lag", "broadcast_interval") if at("pipeline", key) is not None}
     regime = ", ".join([str(at("pipeline", "type")), *(f"{key} {value}" for key, value in lag.items())])
-    found = {
+    settings = {
         "Objective": " · ".join(str(part) for part in clip if part),
         "Regime": regime.replace("_", " ") if at("pipeline", "type") else "",
         "Sampling": f"T {sampling['temperature']}, top-p {top_p}" if "temperature" in sampling else "",
         "Model": str(at("model", "path") or "").rstrip("/").rpartition("/")[2],
         "Seed": str(config.get("seed", "")),
     }
-    return [(label, text) for label, text in found.items() if text]
+    return [(label, text) for label, text in settings.items() if text]
 
 
 def _duration(seconds: float) -> str:
@@ -107,8 +107,8 @@ def _duration(seconds: float) -> str:
 
 
 def _tables(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    found = tables.tables(runs, tables.TABLES)
-    return [_table(name, frame, alone=len(runs) == 1) for name, frame in found.items() if frame.height]
+    frames = tables.tables(runs, tables.TABLES)
+    return [_table(name, frame, alone=len(runs) == 1) for name, frame in frames.items() if frame.height]
 
 
 def _table(name: str, frame: pl.DataFrame, alone: bool) -> dict[str, Any]:

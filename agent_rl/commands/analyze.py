@@ -43,8 +43,8 @@ def analyze(
             raise ValueError("--picture draws one run; name one, or use agent-rl report for several")
         opened = open_runs(runs)
         names = tuple(tables.TABLES) if table == "all" else tuple(name.strip() for name in table.split(","))
-        found = tables.tables(opened, names, first_step, parts=every)
-        for name, frame in found.items():
+        frames = tables.tables(opened, names, first_step, parts=every)
+        for name, frame in frames.items():
             _show(frame, name, every, alone=len(opened) == 1)
         for run in opened:
             _show_extras(run, first_step, bound, f" of {run.path}" if len(opened) > 1 else "")

@@ -72,7 +72,7 @@ class Matched(Clip):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.needs_turns = config.by_turn or config.turns is not None
-        self.schedule = None if config.schedule is None else Schedule.read(_file(config.schedule), config.by_turn)
+        self.schedule = None if config.schedule is None else RadiiSchedule.read(_file(config.schedule), config.by_turn)
 
     def reference(
         self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
@@ -95,7 +95,7 @@ class Matched(Clip):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RadiiSchedule:
     """Radii by step; a step that the run skipped has those of the step before it."""
 
     path: Path
@@ -103,7 +103,7 @@ class Schedule:
     pairs: tuple[Pairs, ...]
 
     @staticmethod
-    def read(path: Path, by_turn: bool) -> "Schedule":
+    def read(path: Path, by_turn: bool) -> "RadiiSchedule":
         """From the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
         rows = [row for row in read_jsonl(path) if row.get("eps_eff_low") is not None]
         buckets = [int(found[1]) for row in rows for key in row if (found := _BY_TURN.fullmatch(key))]
@@ -115,7 +115,7 @@ class Schedule:
             )
             raise ValueError(f"{path} logs no {what}")
         num_turns = max(buckets, default=-1) + 1 if by_turn else 0
-        return Schedule(path, tuple(row["step"] for row in rows), tuple(_pairs(row, num_turns) for row in rows))
+        return RadiiSchedule(path, tuple(row["step"] for row in rows), tuple(_pairs(row, num_turns) for row in rows))
 
     def at(self, step: int) -> Pairs:
         """The radii of a step. Raises `ValueError` outside of the steps that the schedule covers."""
