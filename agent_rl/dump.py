@@ -41,7 +41,7 @@ class Dump:
         return f"needs {', '.join(absent)}, which {self.path} does not have" if absent else None
 
     def evaluate(self, objective: ObjectiveConfig) -> ObjectiveValues:
-        """With the file's advantages, or else those of the objective's own estimator."""
+        """The values of `objective` on the batch, with the file's advantages or else those that it estimates itself."""
         estimated = {}
         if "advantages" not in self.arrays:
             each = group_advantages(self.rewards, self.groups, objective.advantage)
@@ -80,7 +80,7 @@ def _groups(rows: list[dict[str, Any]]) -> Tensor:
 
 
 def _pad(path: Path, name: str, rows: list[dict[str, Any]]) -> Tensor:
-    """One column, 0 past the end of a row."""
+    """The column `name` as float64 [B, T], 0 past the end of a row."""
     padded = torch.zeros(len(rows), max(len(row["logprobs"]) for row in rows), dtype=torch.float64)
     for index, row in enumerate(rows):
         length, values = len(row["logprobs"]), row[name]

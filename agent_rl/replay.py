@@ -22,12 +22,12 @@ from agent_rl.recorded_batch import Candidate, Measured, RecordedBatch
 from agent_rl.settings import check
 
 Methods = str | Mapping[str, ObjectiveConfig]
-"""`all`, names with commas between, or objectives by a name of one's own."""
+"""`all`; names of methods with commas between; or objectives, each by a name that the caller chose."""
 
 BASELINE_METHOD = "grpo"
 """The method whose gradient the others are compared with; always evaluated."""
 OWN = "own"
-"""What the run itself maximised, beside the methods."""
+"""The name of the run's own objective, beside those of methods."""
 
 
 @dataclass(frozen=True, eq=False)

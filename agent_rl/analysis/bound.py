@@ -17,14 +17,14 @@ _ALL = -1
 def bound_by_turn(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     """What the distance from the rollouts cost from step `first_step` on, one row a turn and one for all.
 
-    Sums over tokens, averaged over all episodes of those steps, 0 where the turn was not reached; with top-p or top-k,
-    of the steps whose mass off the kept sets was computed, if any was (`trainer.off_support_every`). Columns: turn
-    ("all" last); n, tokens; tv; off_support (NaN with full support, and where it was never computed); budget = tv +
-    off_support, the share of 2 xi that the turn uses: a relative figure, since at 1 in all the bound is vacuous; share,
-    that of the turn in the budget of all turns; low and high, limits of the budget at the states that were visited;
-    mean_low and mean_high, those of its expectation over episodes on the same prompts (empirical Bernstein; wide for
-    few episodes); state_shift, the budget of earlier turns; ratio_drift, near 0 if the log-probs are right; gspo_gap,
-    what GSPO's surrogate with its length restored gives away.
+    Every figure is a sum over tokens, averaged over all episodes of those steps; an episode that did not reach a turn
+    counts as 0. With top-p or top-k only the steps count whose mass off the kept sets was computed, if any was
+    (`trainer.off_support_every`). Columns: turn ("all" last); n, tokens; tv; off_support (NaN with full support, and
+    where it was never computed); budget = tv + off_support, the share of 2 xi that the turn uses: a relative figure,
+    since at 1 in all the bound is vacuous; share, the turn's share of the budget of all turns; low and high, limits of
+    the budget at the states that were visited; mean_low and mean_high, limits of its expectation over episodes on the
+    same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier turns; ratio_drift,
+    near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored gives away.
     Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
     """
     rows, num_episodes = _audited(run, first_step)
@@ -77,7 +77,7 @@ def _budget(turn: dict[str, Any]) -> float:
 
 
 def bound_summary(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
-    """`bound_by_turn` as a terminal has room for it: four decimals, without n, tv and mean_low."""
+    """`bound_by_turn` in a form that fits a terminal: four decimals, without n, tv and mean_low."""
     return bound_by_turn(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
 
 
@@ -121,6 +121,6 @@ def _audited(run: RecordedRun, first_step: int) -> tuple[pl.DataFrame, int]:
 
 
 def _spans(run: Path, width: int) -> tuple[int, int]:
-    """The most that (a turn, an episode) can cost: so many tokens, each at most `width`."""
+    """The most that a turn and that an episode can cost: their largest number of tokens, `width` each."""
     rollout = read_yaml(run / "config.yaml")["rollout"]
     return rollout["max_turn_tokens"] * width, rollout["max_episode_tokens"] * width

@@ -36,7 +36,7 @@ class FinishedRun:
 
 
 def values_by_step(runs: Sequence[FinishedRun], key: str) -> dict[int, list[float]]:
-    """What lines of metrics have for `key`, of all runs together, by step, in order."""
+    """The values of `key` in the metrics of all runs, by step in order."""
     by_step: dict[int, list[float]] = {}
     for run in runs:
         for step, value in series(run.rows, key):

@@ -96,7 +96,7 @@ class _Index:
         return rows
 
     def _rollouts(self, wanted: set[int], step: int) -> pl.DataFrame:
-        """Their facts: in the part of the step's number in lock-step regimes, else wherever they are."""
+        """The rollout facts of the `wanted` episodes: lock-step regimes have them in the part of the step's number."""
         parts: list[pl.DataFrame] = []
         likely = [path for path in self.rollouts if path.stem.endswith(f"-{step:06d}")]
         for path in [*likely, *(path for path in reversed(self.rollouts) if path not in likely)]:

@@ -141,7 +141,7 @@ class RecordedRun:
         return max((row["step"] + 1 for row in self.metrics() if row.get("wall_s") is not None), default=0)
 
     def stamp(self) -> str:
-        """Another text once the run's files have changed."""
+        """A text that changes whenever the run's files change."""
         parts = [*self.mismatch_parts.paths(), *self.rollout_parts.paths()[-1:]]
         stamps = []
         for path in (self.path / "metrics.jsonl", *parts[-2:]):

@@ -11,7 +11,7 @@ from agent_rl.analysis.recorded import RecordedRun
 
 
 def shares(runs: Sequence[RecordedRun], column: str, title: str) -> list[Chart]:
-    """Share of each rollout batch's episodes by a column, one chart a run."""
+    """The share of each rollout batch's episodes that has each value of `column`, one chart a run."""
     charts = []
     for position, run in enumerate(runs):
         facts = run.rollouts()

@@ -23,7 +23,7 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def one_sentence_errors(hint: Callable[[], str] = str) -> Iterator[None]:
-    """What the user can mend is one sentence and exit code 2; a traceback is for our own bugs."""
+    """An error that the user can mend becomes one sentence and exit code 2; our own bugs keep their traceback."""
     try:
         yield
     except Exception as error:
