@@ -112,7 +112,7 @@ class TorchEngine(PartBase):
         )
 
     def _train_once(self, chosen: RolloutBatch, indices: list[int], policy_version: int) -> Update:
-        """One optimizer step on `chosen`: the step's statistic, forward and backward of each micro-batch, then AdamW."""
+        """One optimizer step on `chosen`: the statistic, forward and backward of each micro-batch, then AdamW."""
         if not indices:
             return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
         plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
