@@ -8,32 +8,27 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agent_rl.config import load
 from agent_rl.objective.intervals import visited_interval
 from agent_rl.objective.token_batch import TokenBatch
-from agent_rl.pipeline.run_directory import list_checkpoints
-from agent_rl.recorded_batch import RecordedBatch, step_of
+from agent_rl.pipeline.run_directory import checkpoint_step, list_checkpoints, load_run_config
+from agent_rl.recorded_batch import RecordedBatch
 from agent_rl.trainer.model import copy_weights, load_model, weights_of
-from agent_rl.trainer.packing import pack
 from agent_rl.trainer.total_variation import total_variation
 
 
 def audit_bound(run: Path, step: int) -> pl.DataFrame:
-    """Batch `step` of a run, at the weights that step `step` trained from: estimate and truth by turn, "all" last.
+    """The total variation between rollouts and policy on batch `step` of a run, exact and estimated, by turn.
 
-    Means over episodes of sums over tokens. Columns: turn, n; exact, of D(mu, pi) over the kept set, mu recomputed by
-    the trainer at the version that each token was sampled with; sampled, of (1 - r)+ with the recorded behaviour
-    log-probs, which has `exact` as its mean; low and high, the limits that the sampled figure gives for the exact one,
-    each wrong with probability 0.05; off_support, the mass off the kept set, NaN with full support.
+    The policy pi has the weights that step `step` trained from. One row a turn and one for all ("all", last). Every
+    figure is a mean over episodes of a sum over tokens. Columns: turn; n, tokens; exact, the sum of D(mu, pi) over the
+    kept set, with mu recomputed by the trainer at the version that sampled each token; sampled, the sum of (1 - r)+
+    from the recorded behaviour log-probs, whose expectation is `exact`; low and high, limits on `exact` that follow
+    from `sampled`, each wrong with probability 0.05; off_support, the mass off the kept set, NaN with full support.
     Raises `ValueError` where the batch, its checkpoint or the weights of a version are not there.
     """
-    if not (run / "config.yaml").is_file():
-        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    config = load(run / "config.yaml")
-    recorded = RecordedBatch(run, step, config)
+    recorded = RecordedBatch(run, step, load_run_config(run))
     policy = recorded.policy(recorded.recorded_routing)
-    parts = [[recorded.trajectories[i] for i in part] for part in recorded.plan]
-    batches = [pack(part, [0.0] * len(part)) for part in parts]
+    batches = recorded.packed(recorded.trajectories)
     exact = _exact(run, recorded, batches)
     log_ratios = [
         (lp - batch.behavior_logprobs)[batch.active.index] for lp, batch in zip(policy.logprobs, batches, strict=True)
@@ -49,16 +44,16 @@ def audit_bound(run: Path, step: int) -> pl.DataFrame:
 
 
 def _exact(run: Path, recorded: RecordedBatch, batches: list[TokenBatch]) -> list[Tensor]:
-    """D(mu, pi) at each sampled token of each batch, [A]; one pass a version that tokens were sampled with."""
+    """D(mu, pi) at each sampled token, [A] a batch. Each version that sampled tokens takes one pass."""
     behavior = load_model(str(recorded.checkpoint), recorded.config.trainer.compute).requires_grad_(False)
-    found = [torch.zeros(len(batch.active)) for batch in batches]
+    exact = [torch.zeros(len(batch.active)) for batch in batches]
     versions = [batch.policy_versions[batch.active.index] for batch in batches]
     for version in sorted(set(torch.cat(versions).tolist())):
         copy_weights(_weights(run, recorded, version), behavior)
-        for values, batch, own in zip(found, batches, versions, strict=True):
+        for values, batch, own in zip(exact, batches, versions, strict=True):
             if bool((own == version).any()):
                 values[own == version] = total_variation(behavior, recorded.model, batch)[own == version]
-    return found
+    return exact
 
 
 def _weights(run: Path, recorded: RecordedBatch, version: int) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def _weights(run: Path, recorded: RecordedBatch, version: int) -> dict[str, Any]
     if snapshot.is_file():
         return dict(load_file(snapshot))
     for checkpoint in list_checkpoints(run):
-        if step_of(checkpoint) * recorded.config.updates_per_batch == version:
+        if checkpoint_step(checkpoint) * recorded.config.updates_per_batch == version:
             # Through the model: a checkpoint names each expert's weights, a snapshot the model's fused ones.
             return weights_of(load_model(str(checkpoint), recorded.config.trainer.compute))
     raise ValueError(

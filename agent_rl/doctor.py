@@ -29,7 +29,7 @@ _PACKAGES = ("torch", "transformers", "ray")
 
 def machine_checks() -> list[Check]:
     """Python and packages, cores and memory, disk and shared memory, GPUs, the sandbox's backends and the engines."""
-    return [_python(), *map(_package, _PACKAGES), *_resources(), _gpus(), *checks(), *_engines(), _chromium()]
+    return [_python(), *map(_package, _PACKAGES), *_resources(), _gpus(), *checks(), *_engines()]
 
 
 def sample_parity(config: RunConfig, num_episodes: int) -> Parity:
@@ -63,8 +63,8 @@ async def _sample(config: RunConfig, server: ToolServer, count: int) -> list[Tra
 
 
 def _python() -> Check:
-    found = platform.python_version_tuple()
-    right = (3, 11) <= (int(found[0]), int(found[1])) < (3, 13)
+    major, minor, _ = platform.python_version_tuple()
+    right = (3, 11) <= (int(major), int(minor)) < (3, 13)
     fix = "" if right else "make the environment with Python 3.11 or 3.12"
     return Check("python", right, f"{platform.python_version()} on {platform.system()} {platform.machine()}", fix)
 
@@ -80,22 +80,22 @@ def _package(name: str) -> Check:
 def _resources() -> list[Check]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     cores = len(os.sched_getaffinity(0))
-    found = [
+    resources = [
         Check("cores", cores > 1, f"{cores}", "" if cores > 1 else "rollouts and training will take turns on one core"),
         Check("memory", memory >= _LEAST_MEMORY, f"{memory:.1f} GiB", _more(memory, _LEAST_MEMORY, "memory")),
     ]
     for name, path, least in (("disk here", Path.cwd(), _LEAST_DISK), ("/dev/shm", Path("/dev/shm"), _LEAST_SHM)):
         if not path.is_dir():
             fix = "weights and Ray's objects go through the temporary folder then, which is slower; mount a tmpfs there"
-            found.append(Check(name, False, "missing", fix))
+            resources.append(Check(name, False, "missing", fix))
             continue
         free = shutil.disk_usage(path).free / _GIB
-        found.append(Check(name, free >= least, f"{free:.1f} GiB free", _more(free, least, name)))
-    return found
+        resources.append(Check(name, free >= least, f"{free:.1f} GiB free", _more(free, least, name)))
+    return resources
 
 
-def _more(found: float, least: int, name: str) -> str:
-    return "" if found >= least else f"a quickstart wants {least} GiB of {name}; free some"
+def _more(available: float, least: int, name: str) -> str:
+    return "" if available >= least else f"a quickstart wants {least} GiB of {name}; free some"
 
 
 def _gpus() -> Check:
@@ -118,10 +118,3 @@ def _engines() -> list[Check]:
     if answer.returncode:
         return [embedded, Check(name, False, f"{python} has no SGLang", "make sglang-cpu")]
     return [embedded, Check(name, True, f"{answer.stdout.strip()} at {python}")]
-
-
-def _chromium() -> Check:
-    found = shutil.which("chromium")
-    return Check(
-        "chromium (tests only)", found is not None, found or "missing", "" if found else "apt install chromium"
-    )

@@ -7,7 +7,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from agent_rl.objective import Evaluation, evaluate
+from agent_rl.objective import ObjectiveValues, evaluate
 from agent_rl.objective.advantage import group_advantages
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.loss import Objective
@@ -40,7 +40,7 @@ class Dump:
         absent = sorted(Objective(objective).needs - self.arrays.keys())
         return f"needs {', '.join(absent)}, which {self.path} does not have" if absent else None
 
-    def evaluate(self, objective: ObjectiveConfig) -> Evaluation:
+    def evaluate(self, objective: ObjectiveConfig) -> ObjectiveValues:
         """Evaluate `objective`, with the file's advantages or else those of the objective's own estimator."""
         estimated = {}
         if "advantages" not in self.arrays:
@@ -80,8 +80,8 @@ def _groups(rows: list[dict[str, Any]]) -> Tensor:
 
 
 def _pad(path: Path, name: str, rows: list[dict[str, Any]]) -> Tensor:
-    """One column, 0 past the end of a row."""
-    found = torch.zeros(len(rows), max(len(row["logprobs"]) for row in rows), dtype=torch.float64)
+    """The column `name` as float64 [B, T], 0 past the end of a row."""
+    padded = torch.zeros(len(rows), max(len(row["logprobs"]) for row in rows), dtype=torch.float64)
     for index, row in enumerate(rows):
         length, values = len(row["logprobs"]), row[name]
         if name == "advantages" and isinstance(values, (int, float)):
@@ -89,5 +89,5 @@ def _pad(path: Path, name: str, rows: list[dict[str, Any]]) -> Tensor:
         numbers = isinstance(values, list) and all(isinstance(value, (int, float)) for value in values)
         if not numbers or len(values) != length:
             raise ValueError(f"{path}, row {index}: {name} must be a list of {length} numbers, as long as logprobs")
-        found[index, :length] = torch.tensor(values, dtype=torch.float64)
-    return found
+        padded[index, :length] = torch.tensor(values, dtype=torch.float64)
+    return padded

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_rl import facts
-from agent_rl.analysis.scores import Score, per_problem, score
+from agent_rl.analysis.scores import Interval, bootstrap_interval, per_problem
 from agent_rl.config import RunConfig
 
 RESULTS, RECORD = "results.parquet", "evaluation.json"
@@ -41,8 +40,8 @@ class EvaluationRecord:
         return f"{self.model}, served at {self.server['url']} as weight version {self.server['weight_version']!r}"
 
     @property
-    def scores(self) -> list[Score]:
-        return [score(name, values) for name, values in per_problem(self.rows).items()]
+    def scores(self) -> list[Interval]:
+        return [bootstrap_interval(name, values) for name, values in per_problem(self.rows).items()]
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -74,8 +73,7 @@ def record_of(
     server: dict[str, str] | None = None,
 ) -> EvaluationRecord:
     """An evaluation with `config`. `model`: what was evaluated, where that is not the config's `model.path`."""
-    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=facts.EVALUATION))
-    assert isinstance(frame, pl.DataFrame)
+    frame = facts.evaluation_frame(rows)
     return EvaluationRecord(model or config.model.path, policy_version, settings_of(config), frame, server)
 
 
@@ -140,7 +138,7 @@ def compare(a: EvaluationRecord, b: EvaluationRecord) -> pl.DataFrame:
         raise ValueError("the two evaluations have no metric in common; evaluate both with one eval.num_samples")
     rows = []
     for name in metrics:
-        paired = score(name, np.asarray(second[name]) - np.asarray(first[name]))
+        paired = bootstrap_interval(name, np.asarray(second[name]) - np.asarray(first[name]))
         means = {"a": float(first[name].mean()), "b": float(second[name].mean())}
         rows.append(
             {"metric": name, **means, "difference": paired.value, "low": paired.low, "high": paired.high}

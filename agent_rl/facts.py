@@ -5,15 +5,21 @@ renamed: a reader never sees half a part, and resuming a run deletes parts inste
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_rl.records import Episode, Prompt, SamplingMask, SamplingParams, ShortArray, StopReason, Trajectory
+
+ROLLOUT_TABLE = "rollout_facts.parquet"
+TRAINING_TABLE = "training_facts.parquet"
+MISMATCH_TABLE = "mismatch.parquet"
+EVALUATION_TABLE = "evaluations.parquet"
 
 _TOOL_TURN = pa.struct(
     [
@@ -218,6 +224,13 @@ def failed_evaluation_row(policy_version: int, sample: int, prompt: Prompt, fail
     return {"policy_version": policy_version, **_problem(prompt, sample), "failure": failure}
 
 
+def evaluation_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """`rows` as a frame with the columns of `EVALUATION`."""
+    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=EVALUATION))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
 def _problem(prompt: Prompt, sample: int) -> dict[str, Any]:
     return {
         "problem": prompt.index,
@@ -259,6 +272,11 @@ def trajectory(row: dict[str, Any]) -> Trajectory:
         routed_experts=_routed_experts(row),
         mask_reason=row.get("mask_reason"),
     )
+
+
+def unmasked_trajectories(rows: Iterable[dict[str, Any]]) -> list[Trajectory]:
+    """The trajectories of rows of rollout facts, in order, without the masked ones."""
+    return [trajectory(row) for row in rows if row.get("mask_reason") is None]
 
 
 def _routed_experts(row: dict[str, Any]) -> ShortArray | None:

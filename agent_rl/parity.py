@@ -57,20 +57,20 @@ def measure(trajectories: Sequence[Trajectory], logprobs_of: LogprobsOf) -> Pari
 def _alternatives(
     trajectories: Sequence[Trajectory], logprobs: list[FloatArray], logprobs_of: LogprobsOf
 ) -> dict[str, float]:
-    found = {}
+    means = {}
     for name, shift in (("shifted by +1", 1), ("shifted by -1", -1)):
-        found[name] = float(_differences(trajectories, [_moved(v, shift) for v in logprobs]).mean())
+        means[name] = float(_differences(trajectories, [_moved(v, shift) for v in logprobs]).mean())
     params = [t.sampling_params for t in trajectories]
     if any(p.temperature != 1 for p in params):
         unscaled = [replace(t, sampling_params=replace(t.sampling_params, temperature=1.0)) for t in trajectories]
-        found["without temperature"] = float(_differences(trajectories, logprobs_of(unscaled)).mean())
+        means["without temperature"] = float(_differences(trajectories, logprobs_of(unscaled)).mean())
     if any(p.cuts_support for p in params):
         whole = [_with_full_support(t) for t in trajectories]
-        found["over the whole vocabulary"] = float(_differences(trajectories, logprobs_of(whole)).mean())
+        means["over the whole vocabulary"] = float(_differences(trajectories, logprobs_of(whole)).mean())
     if any(t.routed_experts is not None for t in trajectories):
         own = [replace(t, routed_experts=None) for t in trajectories]
-        found["without routing replay"] = float(_differences(trajectories, logprobs_of(own)).mean())
-    return found
+        means["without routing replay"] = float(_differences(trajectories, logprobs_of(own)).mean())
+    return means
 
 
 def _with_full_support(trajectory: Trajectory) -> Trajectory:
@@ -89,8 +89,8 @@ def _moved(values: FloatArray, shift: int) -> FloatArray:
 def _differences(trajectories: Sequence[Trajectory], logprobs: list[FloatArray]) -> FloatArray:
     """|trainer - engine| of all sampled tokens, in order."""
     pairs = zip(trajectories, logprobs, strict=True)
-    found: FloatArray = np.concatenate([np.abs(v - t.behavior_logprobs)[t.loss_mask] for t, v in pairs])
-    return found
+    differences: FloatArray = np.concatenate([np.abs(v - t.behavior_logprobs)[t.loss_mask] for t, v in pairs])
+    return differences
 
 
 def _row(turn: int | None, differences: FloatArray) -> dict[str, Any]:

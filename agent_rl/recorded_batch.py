@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,14 @@ from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.loss import LossOutput, Objective
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
-from agent_rl.pipeline.run_directory import ROLLOUT_TABLE, TRAINING_TABLE, list_checkpoints
+from agent_rl.pipeline.run_directory import checkpoint_step, list_checkpoints
 from agent_rl.pipeline.state import RunState
 from agent_rl.records import Trajectory
 from agent_rl.trainer.batch_reuse import advantages_of
-from agent_rl.trainer.engines.torch import TorchEngine
+from agent_rl.trainer.config import TorchConfig
 from agent_rl.trainer.microbatches import attention_share, plan_microbatches
-from agent_rl.trainer.packing import check_lengths, pack
+from agent_rl.trainer.model import load_model
+from agent_rl.trainer.packing import by_index, check_lengths, pack, with_column
 from agent_rl.trainer.token_logprobs import token_logprobs
 
 
@@ -48,8 +48,9 @@ class Candidate:
 class Policy:
     """The policy under one way of routing.
 
-    `logprobs` [T] of each micro-batch; `off_support` [A] of its sampled tokens, empty where nothing was cut off;
-    the graph of a single micro-batch; and the reference policy's log-probs of each trajectory, if the KL reads them.
+    logprobs: [T] a micro-batch. off_support: the mass off the kept sets at the sampled tokens, [A] a micro-batch; empty
+    where nothing was cut off. graph: the log-probs with their graph, for a single micro-batch only. reference: the
+    reference policy's log-probs, [L] a trajectory, if the KL reads them.
     """
 
     trajectories: list[Trajectory]
@@ -62,21 +63,22 @@ class Policy:
 class RecordedBatch:
     """The batch that a run trained, or would have trained, at `step`, and the policy of the checkpoint there.
 
-    The log-probs are computed once a way of routing, packed as the trainer packs; each objective's gradient then
-    goes back through the model. With several micro-batches their graphs are built again for each, so that memory
-    stays that of one.
+    The log-probs are computed once for each way of routing, packed as the trainer packs them; each objective's gradient
+    then goes back through the model. With several micro-batches the graph of each is built again for each objective, so
+    that memory holds one graph at a time. Raises `ValueError` if the batch or its checkpoint is not there.
     """
 
     def __init__(self, run: Path, step: int, config: RunConfig) -> None:
-        if not isinstance(config.trainer, TorchEngine.Config):
+        if not isinstance(config.trainer, TorchConfig):
             raise ValueError(f"replay works with trainer torch, and {run} has trainer {config.trainer.type}")
+        torch.set_num_threads(config.trainer.num_threads)
         checkpoint = _checkpoint(run, step)
         self.step, self.config, self.checkpoint = step, config, checkpoint
         self.trajectories, self.proximal = _read_batch(run, step, checkpoint)
         self.recorded_routing = any(t.routed_experts is not None for t in self.trajectories)
         limit = config.trainer.max_tokens_per_microbatch
         check_lengths(self.trajectories, limit)
-        self.model = _model(config, checkpoint)
+        self.model = load_model(str(checkpoint), config.trainer.compute)
         lengths = [len(t) for t in self.trajectories]
         planned = plan_microbatches(lengths, limit, quadratic=attention_share(self.model))
         self.plan = [parts[0] for parts in planned]
@@ -100,7 +102,7 @@ class RecordedBatch:
         return None
 
     def measure(self, candidate: Candidate) -> Measured:
-        """The candidate's loss, gradient and figures; a clip that is the run's own has its state."""
+        """The candidate's loss, gradient and figures. The run's own clip starts from the state in the checkpoint."""
         policy, config = self.policy(candidate.routing_replay), candidate.objective
         batches = self._batches(policy, advantages_of(self.trajectories, config.advantage))
         objective = Objective(config)
@@ -116,17 +118,17 @@ class RecordedBatch:
         return Measured(metrics["loss"], gradient, metrics, gate, clipped)
 
     def policy(self, routing_replay: bool) -> Policy:
-        """Computed when first asked for."""
+        """The policy under one way of routing, computed when first asked for."""
         if routing_replay not in self._policies:
             own = self.trajectories if routing_replay else [replace(t, routed_experts=None) for t in self.trajectories]
             policy = Policy(own, [], [], None, self._reference_logprobs(own))
-            batches = self._batches(policy, np.zeros(len(own), np.float32))
+            batches = self.packed(own)
             with torch.set_grad_enabled(len(batches) == 1):
-                found = [token_logprobs(self.model, batch, off_support=True) for batch in batches]
-            policy.graph = found[0].logprobs if len(batches) == 1 else None
-            policy.logprobs = [f.logprobs.detach() for f in found]
+                passes = [token_logprobs(self.model, batch, off_support=True) for batch in batches]
+            policy.graph = passes[0].logprobs if len(batches) == 1 else None
+            policy.logprobs = [p.logprobs.detach() for p in passes]
             policy.off_support = [
-                f.off_support[b.active.index] for f, b in zip(found, batches, strict=True) if f.off_support is not None
+                p.off_support[b.active.index] for p, b in zip(passes, batches, strict=True) if p.off_support is not None
             ]
             self._policies[routing_replay] = policy
         return self._policies[routing_replay]
@@ -145,51 +147,48 @@ class RecordedBatch:
             total += torch.cat([part.flatten() for part in parts]).cpu()
         return total
 
+    def packed(self, trajectories: list[Trajectory], advantages: np.ndarray | None = None) -> list[TokenBatch]:
+        """The micro-batches of the batch's `trajectories`; `advantages` [B], 0 if they are not given."""
+        given = np.zeros(len(trajectories), np.float32) if advantages is None else advantages
+        return [pack([trajectories[i] for i in part], given[part].tolist()) for part in self.plan]
+
     def _batches(self, policy: Policy, advantages: np.ndarray) -> list[TokenBatch]:
-        batches = [pack([policy.trajectories[i] for i in part], advantages[part].tolist()) for part in self.plan]
-        for name, columns in (("proximal_logprobs", self.proximal), ("ref_logprobs", policy.reference)):
-            if columns is not None:
-                parts = [np.concatenate([columns[i] for i in part]) for part in self.plan]
-                batches = [
-                    replace(batch, **{name: torch.from_numpy(part)}) for batch, part in zip(batches, parts, strict=True)
-                ]
+        """With the log-probs that objectives read besides the policy's own."""
+        batches = self.packed(policy.trajectories, advantages)
+        for name, values in (("proximal_logprobs", self.proximal), ("ref_logprobs", policy.reference)):
+            if values is not None:
+                batches = [with_column(b, part, name, values) for b, part in zip(batches, self.plan, strict=True)]
         return batches
 
+    @torch.no_grad()
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[np.ndarray] | None:
         """Those of the policy that the run began with, if its KL reads them."""
         if not self.config.objective.kl.coefficient:
             return None
-        engine = TorchEngine(self.config.trainer.in_one_process(), str(self.config.model.directory), ObjectiveConfig())
-        return list(engine.logprobs(trajectories))
-
-
-def _model(config: RunConfig, checkpoint: Path) -> Any:
-    """The policy as the trainer holds it."""
-    return TorchEngine(config.trainer.in_one_process(), str(checkpoint), ObjectiveConfig()).model
+        reference = load_model(str(self.config.model.directory), self.config.trainer.compute)
+        batches = self.packed(trajectories)
+        logprobs = [token_logprobs(reference, batch).logprobs for batch in batches]
+        arrays = by_index(self.plan, batches, logprobs)
+        return [arrays[i] for i in range(len(trajectories))]
 
 
 def _checkpoint(run: Path, step: int) -> Path:
-    found = {step_of(path): path for path in list_checkpoints(run)}
-    if step not in found:
-        known = f"there are those of steps {', '.join(map(str, found))}" if found else "there is none"
+    by_step = {checkpoint_step(path): path for path in list_checkpoints(run)}
+    if step not in by_step:
+        known = f"there are those of steps {', '.join(map(str, by_step))}" if by_step else "there is none"
         raise ValueError(f"{run} has no checkpoint of step {step}; {known}")
-    return found[step]
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+    return by_step[step]
 
 
 def _read_batch(run: Path, step: int, checkpoint: Path) -> tuple[list[Trajectory], list[np.ndarray] | None]:
     """(trajectories, proximal log-probs if recorded for all): what step `step` trained, in its order, or has queued."""
-    rows = facts.read_part(run / ROLLOUT_TABLE, step)
-    training = [row for row in facts.read_part(run / TRAINING_TABLE, step) if row["fate"] == "trained"]
+    rows = facts.read_part(run / facts.ROLLOUT_TABLE, step)
+    training = [row for row in facts.read_part(run / facts.TRAINING_TABLE, step) if row["fate"] == "trained"]
     queue = RunState.load(checkpoint).queue
     if not rows or (not training and step not in queue):
         raise ValueError(f"{run} has no recorded batch for step {step}: it was neither trained nor queued there")
     if not training:
-        found = [facts.trajectory(row) for row in rows if row["group_id"] in queue[step]]
-        return [trajectory for trajectory in found if trajectory.mask_reason is None], None
+        return facts.unmasked_trajectories(row for row in rows if row["group_id"] in queue[step]), None
     training.sort(key=lambda row: row["order"])
     recorded = {row["episode_id"]: row for row in rows}
     trajectories = [facts.trajectory(recorded[row["episode_id"]]) for row in training]

@@ -12,23 +12,22 @@ from pathlib import Path
 import polars as pl
 from torch import Tensor
 
-from agent_rl.config import load
 from agent_rl.dump import Dump
 from agent_rl.objective.config import ObjectiveConfig
 from agent_rl.objective.errors import ObjectiveError
 from agent_rl.objective.loss import Objective
 from agent_rl.objective.methods import lay_over, method_names
-from agent_rl.pipeline.run_directory import list_checkpoints
-from agent_rl.recorded_batch import Candidate, Measured, RecordedBatch, step_of
+from agent_rl.pipeline.run_directory import checkpoint_step, list_checkpoints, load_run_config
+from agent_rl.recorded_batch import Candidate, Measured, RecordedBatch
 from agent_rl.settings import check
 
 Methods = str | Mapping[str, ObjectiveConfig]
-"""`all`, names with commas between, or objectives by a name of one's own."""
+"""`all`; names of methods with commas between; or objectives, each by a name that the caller chose."""
 
-REFERENCE = "grpo"
+BASELINE_METHOD = "grpo"
 """The method whose gradient the others are compared with; always evaluated."""
 OWN = "own"
-"""What the run itself maximised, beside the methods."""
+"""The name of the run's own objective, beside those of methods."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ class Replay:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Why, by method."""
+        """The methods that could not be evaluated, and why."""
         return dict(self.table.filter(pl.col("skipped").is_not_null()).select("method", "skipped").iter_rows())
 
     def overall(self) -> pl.DataFrame:
@@ -72,9 +71,7 @@ def replay_run(run: Path, step: int, methods: Methods = "all") -> Replay:
     that do so. `all` includes `own`, the run's objective. Objectives by a name of one's own replay routing if the
     run does. Raises `ValueError` where the checkpoint or the batch is not there.
     """
-    if not (run / "config.yaml").is_file():
-        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    config = load(run / "config.yaml")
+    config = load_run_config(run)
     candidates = _candidates(methods, Candidate(config.objective, config.routing_replay))
     batch = RecordedBatch(run, step, config)
     learned = {name: c for name, c in candidates.items() if Objective(c.objective).clip.learns}
@@ -92,8 +89,10 @@ def replay_file(path: Path, methods: Methods = "all") -> Replay:
     notes = {name: _FORGOT for name, c in candidates.items() if Objective(c.objective).clip.learns}
 
     def measure(candidate: Candidate) -> Measured:
-        found, mask = batch.evaluate(candidate.objective), batch.mask
-        return Measured(found.loss, found.grad_logprobs[mask], found.metrics, found.gate[mask], found.clipped[mask])
+        values, mask = batch.evaluate(candidate.objective), batch.mask
+        return Measured(
+            values.loss, values.grad_logprobs[mask], values.metrics, values.gate[mask], values.clipped[mask]
+        )
 
     def missing(candidate: Candidate) -> str | None:
         if candidate.routing_replay:
@@ -110,7 +109,7 @@ def replay_batch(target: Path, step: int | None, methods: Methods = "all") -> Re
             raise ValueError(f"{target} is no run, and a file is one batch; leave out --step")
         return replay_file(target, methods)
     if step is None:
-        known = ", ".join(str(step_of(path)) for path in list_checkpoints(target))
+        known = ", ".join(str(checkpoint_step(path)) for path in list_checkpoints(target))
         raise ValueError(f"say with --step which batch of {target}; its checkpoints: {known or 'none'}")
     return replay_run(target, step, methods)
 
@@ -124,21 +123,21 @@ _FORGOT = "learns from earlier steps and starts here without them"
 
 
 def _candidates(methods: Methods, own: Candidate | None) -> dict[str, Candidate]:
-    """By name, the reference first. Raises `ObjectiveError` (bad_method) on a name that is not known."""
+    """The candidates by name, the baseline first. Raises `ObjectiveError` (bad_method) on an unknown name."""
     run = {} if own is None else {"objective": own.objective.model_dump(mode="json")}
 
     def laid_over(name: str) -> Candidate:
-        found = lay_over(run, name)
-        return Candidate(check(ObjectiveConfig, found["objective"], f"method {name}"), found["routing_replay"])
+        keys = lay_over(run, name)
+        return Candidate(check(ObjectiveConfig, keys["objective"], f"method {name}"), keys["routing_replay"])
 
-    found = {REFERENCE: laid_over(REFERENCE)}
+    candidates = {BASELINE_METHOD: laid_over(BASELINE_METHOD)}
     if not isinstance(methods, str):
         replays = own is not None and own.routing_replay
-        return found | {name: Candidate(objective, replays) for name, objective in methods.items()}
+        return candidates | {name: Candidate(objective, replays) for name, objective in methods.items()}
     names = [OWN] * (own is not None) + method_names() if methods == "all" else methods.split(",")
     for name in (name.strip() for name in names):
-        found[name] = own if name == OWN and own is not None else laid_over(name)
-    return found
+        candidates[name] = own if name == OWN and own is not None else laid_over(name)
+    return candidates
 
 
 def _table(
@@ -147,37 +146,40 @@ def _table(
     missing: Callable[[Candidate], str | None],
     turn_ids: Tensor,
 ) -> pl.DataFrame:
-    """Evaluate one after the other, holding two gradients: they are as large as the model."""
-    reference = measure(candidates[REFERENCE])
+    """One row a candidate. At most two gradients are held at once: each is as large as the model."""
+    baseline = measure(candidates[BASELINE_METHOD])
     rows = []
     for name, candidate in candidates.items():
-        reason = missing(candidate)
+        reason, measured = missing(candidate), None
         try:
-            measured = reference if name == REFERENCE else None if reason else measure(candidate)
+            if name == BASELINE_METHOD:
+                measured = baseline
+            elif reason is None:
+                measured = measure(candidate)
         except ObjectiveError as error:
-            measured, reason = None, str(error)
-        figures = {} if measured is None else _figures(measured, reference.gradient, turn_ids)
+            reason = str(error)
+        figures = {} if measured is None else _figures(measured, baseline.gradient, turn_ids)
         rows.append({"method": name, **figures, "skipped": reason})
     table = pl.DataFrame(rows, infer_schema_length=None)
     return table.select(pl.exclude("skipped"), pl.col("skipped").cast(pl.String))
 
 
-def _figures(measured: Measured, reference: Tensor, turn_ids: Tensor) -> dict[str, float | None]:
+def _figures(measured: Measured, baseline: Tensor, turn_ids: Tensor) -> dict[str, float | None]:
     means = ("gate_rate", "dropped_fraction", "clip_fraction")
-    found: dict[str, float | None] = {
+    row: dict[str, float | None] = {
         "loss": measured.loss,
         "gradient_norm": float(measured.gradient.double().norm()),
-        "cosine": _cosine(measured.gradient, reference),
+        "cosine": _cosine(measured.gradient, baseline),
         **{name: measured.metrics[name] for name in means},
         **{name: measured.metrics.get(name, float("inf")) for name in ("eps_low", "eps_high")},
     }
     for name, values in (("gate_rate", measured.gate), ("clip_fraction", measured.clipped)):
         for turn in sorted(set(turn_ids.tolist()) - {-1}):
-            found[f"{name}_turn_{turn}"] = float(values[turn_ids == turn].double().mean())
-    return found
+            row[f"{name}_turn_{turn}"] = float(values[turn_ids == turn].double().mean())
+    return row
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """NaN where one of the two is 0: it has no direction."""
+    """The cosine between `a` and `b`; NaN where one of them is 0 and has no direction."""
     x, y = a.double(), b.double()
     return float(x @ y / (x.norm() * y.norm()))

@@ -11,10 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from agent_rl import registry
-from agent_rl.analysis.tables import read_rollout_facts
-from agent_rl.config import RunConfig, load
+from agent_rl import facts, registry
+from agent_rl.analysis.recorded import PartTable
+from agent_rl.config import RunConfig
 from agent_rl.objective.intervals import wilson_interval
+from agent_rl.pipeline.run_directory import load_run_config
 from agent_rl.records import ToolCall
 from agent_rl.rollout.episode import answer
 from agent_rl.rollout.renderer import Renderer
@@ -26,27 +27,32 @@ Answers = dict[int, list[str]]
 
 
 def audit_tools(run: Path, num_episodes: int = 200) -> pl.DataFrame:
-    """Tool calls of up to `num_episodes` episodes, spread evenly over a run, made twice in fresh sessions.
+    """How often tools answer otherwise than recorded, by turn, when a run's calls are made twice in fresh sessions.
 
-    One row a turn and one for all. Columns: turn; calls, turns with a tool call whose earlier answers were all as
-    recorded, since after a difference the history is another one; differ, those whose answers are not; rate, low and
-    high, their share and its 95 % interval; flaky, the share that differ between the two repetitions, which no change
-    of the tools explains; environment, `differ` over all episodes, a bound on the tools' part of the budget of
+    The calls are those of up to `num_episodes` episodes, spread evenly over the run. One row a turn and one for all
+    ("all", last). Columns: turn; calls, turns with a tool call and with no difference before it, since the history is
+    another one after a difference; differ, the calls whose answers differ from the recorded ones; rate, low and high,
+    the share that differs and its 95 % interval; flaky, the share that differs between the two repetitions, which no
+    change of the tools explains; environment, `differ` over all episodes, a bound on the tools' part of the budget of
     docs/bound.md. Raises `ValueError` without recorded calls, `SandboxError` if the tool server fails.
     """
-    if not (run / "config.yaml").is_file():
-        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
-    config = load(run / "config.yaml")
-    facts = read_rollout_facts(run).sort("batch", "episode_id").select("turns")
-    chosen = (
-        facts[[i * facts.height // num_episodes for i in range(num_episodes)]] if num_episodes < facts.height else facts
-    )
-    episodes = chosen["turns"].to_list()
+    config = load_run_config(run)
+    episodes = _episodes(run, num_episodes)
     recorded = [{t["turn_id"]: t["tool_results"] for t in turns if t["tool_results"]} for turns in episodes]
     if not any(recorded):
         raise ValueError(f"none of the {len(episodes)} episodes chosen from {run} called a tool; raise --episodes")
     first, second = _replay_twice(config, episodes)
     return _table(_differences(recorded, first), _differences(first, second), len(episodes))
+
+
+def _episodes(run: Path, num_episodes: int) -> list[list[dict[str, Any]]]:
+    """The turns of up to `num_episodes` recorded episodes, spread evenly over the run."""
+    rollouts = PartTable(run / facts.ROLLOUT_TABLE, ("batch", "episode_id", "turns")).read()
+    if rollouts.is_empty():
+        raise ValueError(f"{run} has recorded no episode yet; wait for its first step or name another run")
+    turns: list[list[dict[str, Any]]] = rollouts.sort("batch", "episode_id")["turns"].to_list()
+    count = min(num_episodes, len(turns))
+    return [turns[i * len(turns) // count] for i in range(count)]
 
 
 def _replay_twice(config: RunConfig, episodes: list[list[dict[str, Any]]]) -> tuple[list[Answers], list[Answers]]:
@@ -69,30 +75,30 @@ async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list
     async def episode(turns: list[dict[str, Any]]) -> Answers:
         async with slots:
             built = [registry.build("tool", tool, sandbox) for tool in config.rollout.tools]
-            tools, found = {tool.name: tool for tool in built}, Answers()
+            tools, answers = {tool.name: tool for tool in built}, Answers()
             try:
                 for turn in (t for t in turns if t["tool_results"]):
                     calls = [ToolCall(*call) for call in json.loads(turn["tool_calls"])]
-                    found[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
+                    answers[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
             finally:
                 for tool in built:
                     await tool.close()
-            return found
+            return answers
 
     return list(await asyncio.gather(*(episode(turns) for turns in episodes)))
 
 
 def _differences(before: list[Answers], after: list[Answers]) -> dict[int, tuple[int, int]]:
     """(turns compared, turns that differ) by turn; an episode counts up to its first difference."""
-    found: dict[int, tuple[int, int]] = {}
+    counts: dict[int, tuple[int, int]] = {}
     for old, new in zip(before, after, strict=True):
         for turn, answers in sorted(old.items()):
             differs = answers != new[turn]
-            compared, different = found.get(turn, (0, 0))
-            found[turn] = compared + 1, different + differs
+            compared, different = counts.get(turn, (0, 0))
+            counts[turn] = compared + 1, different + differs
             if differs:
                 break
-    return found
+    return counts
 
 
 def _table(moved: dict[int, tuple[int, int]], flaky: dict[int, tuple[int, int]], num_episodes: int) -> pl.DataFrame:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from agent_rl import registry
-from agent_rl.analysis import tables
 from agent_rl.analysis.plots import run_picture
+from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.cli import app
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.pipeline.batches import BatchController
@@ -22,7 +22,7 @@ from agent_rl.pipeline.schedule import Schedule
 from agent_rl.run import build_prompts, load_weights, local_ray, lock, newest_checkpoint, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
-from tests.whole_runs import SMALL, ignore, recorded_lags
+from tests.whole_runs import SMALL, ignore, per_turn, recorded_lags, rollout_facts
 
 TINY = model_directory("builtin:tiny-qwen3")
 
@@ -93,14 +93,14 @@ def test_sync_is_reproducible_and_resuming_changes_nothing(tmp_path: Path) -> No
     first, again, stopped = tmp_path / "first", tmp_path / "again", tmp_path / "stopped"
     for path in (first, again):
         assert train(config, path, False, ignore).complete
-    facts = [tables.read_rollout_facts(path).sort("episode_id").drop("turns") for path in (first, again)]
+    facts = [rollout_facts(path).sort("episode_id").drop("turns") for path in (first, again)]
     assert facts[0].equals(facts[1])
     assert facts[0]["reward"].sum() > 0
     assert same(final_weights(first), final_weights(again))
     train(config.model_copy(update={"num_steps": 1}), stopped, False, ignore)
     train(config, stopped, True, ignore)
     assert same(final_weights(first), final_weights(stopped))
-    assert tables.read_rollout_facts(stopped).sort("episode_id").drop("turns").equals(facts[0])
+    assert rollout_facts(stopped).sort("episode_id").drop("turns").equals(facts[0])
 
 
 def test_a_run_directory_is_one_process_s(tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_a_short_run_learns_and_records_what_it_did(tmp_path: Path) -> None:
     assert all(row["publish_s"] > 0 and row["update_weights_s"] > 0 for row in rows[:-1])
     assert rows[-1]["eval_avg"] > rows[0]["eval_avg"] + 0.15
     assert rows[0]["mismatch_mean_abs"] < 1e-5 < rows[5]["mismatch_mean_abs"]
-    table = tables.per_turn(tmp_path)
+    table = per_turn(tmp_path)
     assert table["turn"].to_list()[0] == "0"
     assert table["turn"].to_list()[-1] == "all"
-    sampled = tables.read_rollout_facts(tmp_path)["num_sampled"].sum()
+    sampled = rollout_facts(tmp_path)["num_sampled"].sum()
     assert table.filter(pl.col("turn") == "all")["n"].item() == sampled
-    run_picture(tmp_path, read_metrics(tmp_path), tmp_path / "run.png")
+    run_picture(RecordedRun(tmp_path), tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -145,7 +145,7 @@ def test_sat_fires_at_top_p_below_1_and_the_mismatch_splits(tmp_path: Path) -> N
         assert row["gate_rate"] > 0.01
         assert row["q_supported"] > row["q_all"]
         assert row["q_zero"] == 0
-    table = tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
+    table = per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
     assert table["implementation"].item() < 1e-5 < table["policy_lag"].item()
     assert 1 <= table["kept_size"].item() < 20
 

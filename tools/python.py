@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sandbox.base import ExecResult, Reason, Sandbox, SandboxError
 from tools.base import Tool, ToolResult
 
-_SILENT = "(no output; use print)"
+NO_OUTPUT = "(no output; use print)"
+"""The answer to code that prints nothing and has no value."""
 _MAX_CODE_CHARS = 100_000
 _RESTARTED = "(session ended; variables are lost)"
 
@@ -74,7 +75,7 @@ def render(result: ExecResult) -> str:
         parts.append(_short_error(result))
     if not result.alive:
         parts.append(_RESTARTED)
-    return "\n".join(part for part in parts if part) or _SILENT
+    return "\n".join(part for part in parts if part) or NO_OUTPUT
 
 
 def _short_error(result: ExecResult) -> str:

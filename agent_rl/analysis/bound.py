@@ -1,10 +1,11 @@
 """The improvement bound's audit of a run, turn by turn. Reads files only."""
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from agent_rl.analysis.tables import read_mismatch
+from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.config import read_yaml
 from agent_rl.objective.intervals import bernstein_margin, visited_interval
 
@@ -13,59 +14,71 @@ _FIGURES = ("tv", "off_support", "ratio_drift", "gspo_gap")
 _ALL = -1
 
 
-def bound_table(run: Path, first_step: int = 0) -> pl.DataFrame:
-    """One row a turn and one for all: what the distance from the rollouts cost from step `first_step` on.
+def bound_by_turn(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
+    """What the distance from the rollouts cost from step `first_step` on, one row a turn and one for all.
 
-    Sums over tokens, averaged over all episodes of those steps, 0 where the turn was not reached; with top-p or top-k,
-    of the steps whose mass off the kept sets was computed, if any was (`trainer.off_support_every`). Columns: turn
-    ("all" last); n, tokens; tv; off_support (NaN with full support, and where it was never computed); budget = tv +
-    off_support, the share of 2 xi that the turn uses: a relative figure, since at 1 in all the bound is vacuous; part,
-    its share of the budget of all turns; low and high, limits of the budget at the states that were visited; mean_low
-    and mean_high, those of its expectation over episodes on the same prompts (empirical Bernstein; wide for few
-    episodes); state_shift, the budget of earlier turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what
-    GSPO's surrogate with its length restored gives away.
+    Every figure is a sum over tokens, averaged over all episodes of those steps; an episode that did not reach a turn
+    counts as 0. With top-p or top-k only the steps count whose mass off the kept sets was computed, if any was
+    (`trainer.off_support_every`). Columns: turn ("all" last); n, tokens; tv; off_support (NaN with full support, and
+    where it was never computed); budget = tv + off_support, the share of 2 xi that the turn uses: a relative figure,
+    since at 1 in all the bound is vacuous; share, the turn's share of the budget of all turns; low and high, limits of
+    the budget at the states that were visited; mean_low and mean_high, limits of its expectation over episodes on the
+    same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier turns; ratio_drift,
+    near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored gives away.
     Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
     """
     rows, num_episodes = _audited(run, first_step)
-    n, episodes = pl.col("n"), pl.col("num_episodes")
-    square = (episodes - 1) * pl.col("penalty_var").fill_nan(0) + episodes * (
-        pl.col("tv") + pl.col("off_support").fill_null(0)
-    ).pow(2)
+    cut = bool(rows["off_support"].is_not_null().any())
+    turn_span, episode_span = _spans(run.path, 1 + cut)
+    *turns, whole = _means(rows, num_episodes).iter_rows(named=True)
+    by_turn, shift = [], 0.0
+    for turn in turns:
+        by_turn.append(_row(turn, whole, num_episodes, turn_span, shift))
+        shift += _budget(turn)
+    table = pl.DataFrame([*by_turn, _row(whole, whole, num_episodes, episode_span, 0.0) | {"turn": "all"}])
+    return table if cut else table.with_columns(off_support=pl.lit(float("nan")))
+
+
+def _means(rows: pl.DataFrame, num_episodes: int) -> pl.DataFrame:
+    """One row a turn, that of all turns last: turn, n, `_FIGURES`, and `square`, the sum of the squared penalties."""
+    episodes = pl.col("num_episodes")
+    mean = pl.col("tv") + pl.col("off_support").fill_null(0)
+    square = (episodes - 1) * pl.col("penalty_var").fill_nan(0) + episodes * mean.pow(2)
     means = [((pl.col(name) * episodes).sum() / num_episodes).alias(name) for name in _FIGURES]
-    cut = rows["off_support"].is_not_null().any()
-    turns = rows.group_by("turn").agg(n.sum(), *means, square.sum().alias("square")).sort(pl.col("turn") % 2**31)
-    spans = _spans(run, 1 + cut)
-    found, total, shift = [], turns.filter(pl.col("turn") == _ALL).row(0, named=True), 0.0
-    whole = total["tv"] + total["off_support"]
-    for row in turns.iter_rows(named=True):
-        budget = row["tv"] + row["off_support"]
-        low, high = visited_interval(row["tv"] * num_episodes)
-        variance = max(row["square"] - num_episodes * budget**2, 0) / max(num_episodes - 1, 1)
-        margin = bernstein_margin(variance, num_episodes, spans[row["turn"] == _ALL])
-        found.append(
-            {
-                "turn": "all" if row["turn"] == _ALL else str(row["turn"]),
-                "n": row["n"],
-                "tv": row["tv"],
-                "off_support": row["off_support"] if cut else float("nan"),
-                "budget": budget,
-                "part": budget / whole if whole else float("nan"),
-                "low": low / num_episodes + row["off_support"],
-                "high": high / num_episodes + row["off_support"],
-                "mean_low": max(budget - margin, 0.0),
-                "mean_high": budget + margin,
-                "state_shift": 0.0 if row["turn"] == _ALL else shift,
-                "ratio_drift": row["ratio_drift"],
-                "gspo_gap": row["gspo_gap"],
-            }
-        )
-        shift += budget
-    return pl.DataFrame(found)
+    turns = rows.group_by("turn").agg(pl.col("n").sum(), *means, square.sum().alias("square"))
+    return turns.sort(pl.col("turn") == _ALL, "turn")
 
 
-def bound_summary(run: Path, first_step: int = 0) -> pl.DataFrame:
-    """`bound_table` as a terminal has room for it: four decimals, without n, tv and mean_low."""
-    return bound_table(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
+def _row(turn: dict[str, Any], whole: dict[str, Any], num_episodes: int, span: int, shift: float) -> dict[str, Any]:
+    """The row of one turn; `span`: the most that one episode of it can cost, `shift`: the budget of earlier turns."""
+    budget, total = _budget(turn), _budget(whole)
+    low, high = visited_interval(turn["tv"] * num_episodes)
+    variance = max(turn["square"] - num_episodes * budget**2, 0) / max(num_episodes - 1, 1)
+    margin = bernstein_margin(variance, num_episodes, span)
+    return {
+        "turn": str(turn["turn"]),
+        "n": turn["n"],
+        "tv": turn["tv"],
+        "off_support": turn["off_support"],
+        "budget": budget,
+        "share": budget / total if total else float("nan"),
+        "low": low / num_episodes + turn["off_support"],
+        "high": high / num_episodes + turn["off_support"],
+        "mean_low": max(budget - margin, 0.0),
+        "mean_high": budget + margin,
+        "state_shift": shift,
+        "ratio_drift": turn["ratio_drift"],
+        "gspo_gap": turn["gspo_gap"],
+    }
+
+
+def _budget(turn: dict[str, Any]) -> float:
+    return float(turn["tv"] + turn["off_support"])
+
+
+def bound_summary(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
+    """`bound_by_turn` in a form that fits a terminal: four decimals, without n, tv and mean_low."""
+    return bound_by_turn(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
 
 
 def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
@@ -77,10 +90,10 @@ def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
     if "tv" not in mismatch.columns:
         return pl.DataFrame(schema={"step": pl.Int64, "turn": pl.Int64, "budget": pl.Float64})
     budget = (pl.col("tv") + pl.col("off_support").fill_null(0)).alias("budget")
-    found = _audited_rows(mismatch).filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
+    rows = _audited_rows(mismatch).filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
     episodes = pl.col("num_episodes")  # a step with several updates has a row for each
     mean = ((pl.col("budget") * episodes).sum() / episodes.sum()).alias("budget")
-    return found.group_by("step", "turn").agg(mean).sort("step", "turn")
+    return rows.group_by("step", "turn").agg(mean).sort("step", "turn")
 
 
 def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
@@ -96,18 +109,18 @@ def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(computed) if computed.any() else rows
 
 
-def _audited(run: Path, first_step: int) -> tuple[pl.DataFrame, int]:
+def _audited(run: RecordedRun, first_step: int) -> tuple[pl.DataFrame, int]:
     """(the run's rows that carry the audit; how many episodes their steps had)."""
-    every = read_mismatch(run)
+    every = run.mismatch()
     if "tv" not in every.columns:
-        raise ValueError(f"{run} was recorded before the bound was audited; its other tables are as they were")
+        raise ValueError(f"{run.path} was recorded before the bound was audited; its other tables are as they were")
     rows = _audited_rows(every.filter(pl.col("step") >= first_step))
     if rows.is_empty():
-        raise ValueError(f"{run} has no audited step from step {first_step} on")
+        raise ValueError(f"{run.path} has no audited step from step {first_step} on")
     return rows, int(rows.filter(pl.col("turn") == _ALL)["num_episodes"].sum())
 
 
 def _spans(run: Path, width: int) -> tuple[int, int]:
-    """The most that (a turn, an episode) can cost: so many tokens, each at most `width`."""
+    """The most that a turn and that an episode can cost: their largest number of tokens, `width` each."""
     rollout = read_yaml(run / "config.yaml")["rollout"]
     return rollout["max_turn_tokens"] * width, rollout["max_episode_tokens"] * width

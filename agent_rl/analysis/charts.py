@@ -59,10 +59,11 @@ _CURVES = (
     Curves(
         "q",
         "Clip and gate",
-        "The 0.90 quantile q of |d|",
+        "Quantile q of |d|",
         "nats",
         (("q", "q in use"), ("q_supported", "supported"), ("q_stochastic", "stochastic"), ("q_all", "all tokens")),
-        "Under each rule of which tokens count. Log scale.",
+        "q in use: at the clip's alpha, over the tokens that the clip counts. The others: at 0.90, over the tokens of "
+        "each rule. Log scale.",
         log=True,
     ),
     Curves(
@@ -127,8 +128,8 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     return [chart for chart in _flat(order) if chart["data"]]
 
 
-def _flat(found: list[Chart | list[Chart]]) -> list[Chart]:
-    return [chart for one in found for chart in (one if isinstance(one, list) else [one])]
+def _flat(order: list[Chart | list[Chart]]) -> list[Chart]:
+    return [chart for one in order for chart in (one if isinstance(one, list) else [one])]
 
 
 def _line(run: int, figure: int, runs: Sequence[RecordedRun], label: str, x: list[Any], y: list[Any]) -> Any:

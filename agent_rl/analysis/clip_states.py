@@ -39,7 +39,7 @@ def clip_states(run: RecordedRun, step: int, rows: Sequence[dict[str, Any]]) -> 
     arrays = {name: _padded(rows, longest, name) for name in ("logprobs", "behavior_logprobs", "turn_ids", *optional)}
     try:
         objective = check(ObjectiveConfig, run.config.get("objective") or {}, "objective")
-        found = evaluate(
+        values = evaluate(
             objective,
             loss_mask=mask,
             advantages=np.repeat(np.asarray([[row["advantage"]] for row in rows], np.float32), longest, axis=1),
@@ -48,11 +48,11 @@ def clip_states(run: RecordedRun, step: int, rows: Sequence[dict[str, Any]]) -> 
         )
     except ValueError as error:
         return None, f"clip states are not shown: {str(error).splitlines()[0]}"
-    gate, clipped = found.gate.numpy(), found.clipped.numpy()
+    gate, clipped = values.gate.numpy(), values.clipped.numpy()
     if not _agrees(run, step, gate[mask], clipped[mask]):
         return None, "clip states are not shown for steps where they depend on earlier ones"
     states = np.select(
-        [found.weight.numpy() == 0, found.newly_clipped.numpy(), clipped, gate],
+        [values.weight.numpy() == 0, values.newly_clipped.numpy(), clipped, gate],
         [DROPPED, NEWLY_CLIPPED, CLIPPED, GATED],
         INSIDE,
     )
@@ -60,10 +60,10 @@ def clip_states(run: RecordedRun, step: int, rows: Sequence[dict[str, Any]]) -> 
 
 
 def _padded(rows: Sequence[dict[str, Any]], longest: int, name: str) -> Array:
-    found = np.zeros((len(rows), longest), rows[0][name].dtype)
+    padded = np.zeros((len(rows), longest), rows[0][name].dtype)
     for position, row in enumerate(rows):
-        found[position, : len(row[name])] = row[name]
-    return found.astype(np.float32) if found.dtype.kind == "f" else found
+        padded[position, : len(row[name])] = row[name]
+    return padded.astype(np.float32) if padded.dtype.kind == "f" else padded
 
 
 def _agrees(run: RecordedRun, step: int, gate: Array, clipped: Array) -> bool:

@@ -36,12 +36,12 @@ class FinishedRun:
 
 
 def values_by_step(runs: Sequence[FinishedRun], key: str) -> dict[int, list[float]]:
-    """What lines of metrics have for `key`, of all runs together, by step, in order."""
-    found: dict[int, list[float]] = {}
+    """The values of `key` in the metrics of all runs, by step in order."""
+    by_step: dict[int, list[float]] = {}
     for run in runs:
         for step, value in series(run.rows, key):
-            found.setdefault(step, []).append(value)
-    return dict(sorted(found.items()))
+            by_step.setdefault(step, []).append(value)
+    return dict(sorted(by_step.items()))
 
 
 def read_run(directory: Path, arm: str, place: str, variant: str, seed: int) -> FinishedRun:

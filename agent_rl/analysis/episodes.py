@@ -16,8 +16,9 @@ import numpy.typing as npt
 import polars as pl
 
 from agent_rl.analysis.clip_states import clip_states
-from agent_rl.analysis.recorded import RecordedRun, read_columns
+from agent_rl.analysis.recorded import PartTable, RecordedRun, read_columns
 from agent_rl.analysis.token_text import TokenTexts
+from agent_rl.facts import TRAINING_TABLE
 
 _STEPS = 16
 """Optimizer steps whose batches are looked at: the one with the largest mean |d|, the others evenly spaced."""
@@ -73,8 +74,8 @@ class _Index:
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
-        folder = run.path / "training_facts.parquet"
-        self.steps = {int(path.stem.removeprefix("part-")): path for path in sorted(folder.glob("part-*.parquet"))}
+        parts = PartTable(run.path / TRAINING_TABLE).paths()
+        self.steps = {int(path.stem.removeprefix("part-")): path for path in parts}
         self.rollouts = run.rollout_parts.paths()
         self.num_episodes = run.rollouts().height
 
@@ -95,8 +96,8 @@ class _Index:
         return rows
 
     def _rollouts(self, wanted: set[int], step: int) -> pl.DataFrame:
-        """Their facts: in the part of the step's number in lock-step regimes, else wherever they are."""
-        found: list[pl.DataFrame] = []
+        """The rollout facts of the `wanted` episodes: lock-step regimes have them in the part of the step's number."""
+        parts: list[pl.DataFrame] = []
         likely = [path for path in self.rollouts if path.stem.endswith(f"-{step:06d}")]
         for path in [*likely, *(path for path in reversed(self.rollouts) if path not in likely)]:
             if not wanted:
@@ -104,8 +105,8 @@ class _Index:
             if path in likely or wanted & set(read_columns(path, ["episode_id"])["episode_id"].to_list()):
                 part = read_columns(path, None).filter(pl.col("episode_id").is_in(list(wanted)))
                 wanted = wanted - set(part["episode_id"].to_list())
-                found.append(part)
-        return pl.concat(found, how="diagonal_relaxed") if found else pl.DataFrame()
+                parts.append(part)
+        return pl.concat(parts, how="diagonal_relaxed") if parts else pl.DataFrame()
 
 
 def _steps(run: RecordedRun, index: _Index) -> list[int]:
@@ -156,12 +157,12 @@ def _choose(seen: list[Row], most: int) -> list[Row]:
 def _spread(rows: list[Row]) -> list[Row]:
     """At most `_A_GROUP` of a group: its episodes tend to share their worst token."""
     taken = Counter[int]()
-    found = []
+    spread = []
     for row in rows:
         taken[row["group_id"]] += 1
         if taken[row["group_id"]] <= _A_GROUP:
-            found.append(row)
-    return found
+            spread.append(row)
+    return spread
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
@@ -223,13 +224,13 @@ def _segments(row: Row, texts: TokenTexts) -> list[Row]:
     """Runs of tokens of one turn that were all sampled or all given, with the columns that apply."""
     mask, turns = row["loss_mask"], row["turn_ids"]
     edges = np.flatnonzero((np.diff(turns) != 0) | (np.diff(mask) != 0)) + 1
-    found = []
+    segments = []
     for part in np.split(np.arange(len(mask)), edges):
         if len(part):
             segment: Row = {"turn": int(turns[part[0]]), "sampled": bool(mask[part[0]])}
             segment["tok"] = texts.indices(row["token_ids"][part].tolist())
-            found.append(segment | (_columns(row, part) if segment["sampled"] else {}))
-    return found
+            segments.append(segment | (_columns(row, part) if segment["sampled"] else {}))
+    return segments
 
 
 def _columns(row: Row, part: Array) -> Row:

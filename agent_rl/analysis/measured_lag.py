@@ -1,13 +1,14 @@
 """What a run measured of the figures that mean lag follows from, and of mean lag itself. Reads files only."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
-from agent_rl.analysis.recorded import RecordedRun
+from agent_rl.analysis.recorded import PartTable, RecordedRun
+from agent_rl.facts import ROLLOUT_TABLE, TRAINING_TABLE
 
-_COLUMNS = ("group_id", "episode_id", "num_sampled", "min_policy_version", "max_policy_version", "turns")
+_TRAINING_COLUMNS = ("step", "group_id", "episode_id", "fate", "trained_at")
+_ROLLOUT_COLUMNS = ("group_id", "episode_id", "num_sampled", "min_policy_version", "max_policy_version", "turns")
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class MeasuredLag:
 def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
     """Over the steps from `first_step` on. Raises `ValueError` if the run has trained on nothing since."""
     rows = [row for row in run.metrics() if row["step"] >= first_step and row.get("train_s") is not None]
-    trained = _read(run.path / "training_facts.parquet", ("step", "group_id", "episode_id", "fate", "trained_at"))
-    if not rows or trained.is_empty():
+    trained = PartTable(run.path / TRAINING_TABLE, _TRAINING_COLUMNS).read()
+    rollouts = PartTable(run.path / ROLLOUT_TABLE, _ROLLOUT_COLUMNS).read()
+    if not rows or trained.is_empty() or rollouts.is_empty():
         raise ValueError(
             f"{run.path} has no trained step from step {first_step} on; wait for one or lower --first-step"
         )
-    facts = _read(run.path / "rollout_facts.parquet", _COLUMNS)
     trained = trained.filter(pl.col("step") >= first_step, pl.col("fate") == "trained")
-    joined = trained.join(facts, on=["group_id", "episode_id"]).filter(pl.col("num_sampled") > 0)
+    joined = trained.join(rollouts, on=["group_id", "episode_id"]).filter(pl.col("num_sampled") > 0)
     group = ("step", "group_id")
     seconds = pl.col("turns").list.eval(pl.element().struct.field("generate_s") + pl.element().struct.field("tool_s"))
     groups = joined.group_by(group).agg(
@@ -67,8 +68,3 @@ def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
         in_queue=in_queue,
         token_lag=sum(lag * number for lag, number in token_lags) / max(sum(number for _, number in token_lags), 1),
     )
-
-
-def _read(table: Path, columns: tuple[str, ...]) -> pl.DataFrame:
-    frames = [pl.read_parquet(path, columns=list(columns)) for path in sorted(table.glob("part-*.parquet"))]
-    return pl.concat(frames) if frames else pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))

@@ -9,17 +9,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from agent_rl.analysis.metric_lines import series
-from agent_rl.analysis.tables import mean_by_step, read_mismatch, read_rollout_facts
+from agent_rl.analysis.recorded import RecordedRun
+from agent_rl.analysis.tables import mean_by_step
 
 _FEWEST_TOKENS = 100
 """A mean over fewer tokens of a step is noise that hides the others."""
 
 
-def run_picture(run: Path, rows: list[dict[str, Any]], target: Path) -> None:
-    """Draw one run from its metrics rows: reward and evaluation, mismatch by turn, number of turns."""
+def run_picture(run: RecordedRun, target: Path) -> None:
+    """Draw one run into the PNG file `target`: reward and evaluation, mismatch by turn, number of turns."""
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
-    _learning(axes[0], rows)
+    _learning(axes[0], run.metrics())
     _mismatch(axes[1], run)
     _turns(axes[2], run)
     for axis in axes:
@@ -42,8 +43,8 @@ def _learning(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.legend(frameon=False, loc="lower right")
 
 
-def _mismatch(axis: Any, run: Path) -> None:
-    rows = read_mismatch(run).filter(pl.col("part") == "total", pl.col("scope") == "turn")
+def _mismatch(axis: Any, run: RecordedRun) -> None:
+    rows = run.mismatch().filter(pl.col("part") == "total", pl.col("scope") == "turn")
     table = mean_by_step(rows, "mean_abs_d", "turn").filter(pl.col("n") >= _FEWEST_TOKENS)
     turns = sorted(table["turn"].unique().to_list())
     for position, turn in enumerate(turns):
@@ -54,9 +55,11 @@ def _mismatch(axis: Any, run: Path) -> None:
     axis.legend(frameon=False, ncols=2, fontsize=8)
 
 
-def _turns(axis: Any, run: Path) -> None:
+def _turns(axis: Any, run: RecordedRun) -> None:
     """Share of each batch's episodes by how many turns they took."""
-    counts = read_rollout_facts(run).group_by("batch", "num_turns").len()
+    if run.rollouts().is_empty():
+        return
+    counts = run.rollouts().group_by("batch", "num_turns").len()
     table = counts.pivot("num_turns", index="batch", values="len").sort("batch").fill_null(0)
     turns = sorted(int(name) for name in table.columns if name != "batch")
     total = table.select(pl.sum_horizontal(str(turn) for turn in turns)).to_series()

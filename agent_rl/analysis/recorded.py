@@ -13,6 +13,8 @@ from typing import Any
 import polars as pl
 import yaml
 
+from agent_rl.facts import MISMATCH_TABLE, ROLLOUT_TABLE
+
 ROLLOUT_COLUMNS = ("batch", "group_id", "episode_id", "attempt", "reward", "stop_reason", "num_turns", "num_sampled")
 """The columns of the rollout facts that hold one value a trajectory and that charts and tables read."""
 
@@ -79,8 +81,8 @@ class RecordedRun:
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or path.resolve().name
-        self.mismatch_parts = PartTable(path / "mismatch.parquet")
-        self.rollout_parts = PartTable(path / "rollout_facts.parquet", ROLLOUT_COLUMNS)
+        self.mismatch_parts = PartTable(path / MISMATCH_TABLE)
+        self.rollout_parts = PartTable(path / ROLLOUT_TABLE, ROLLOUT_COLUMNS)
         self._metrics: list[dict[str, Any]] = []
         self._read_to = 0
         self._tail = b""
@@ -89,10 +91,10 @@ class RecordedRun:
     def config(self) -> dict[str, Any]:
         """The keys of config.yaml; none where there is no such file."""
         try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text())
+            config = yaml.safe_load((self.path / "config.yaml").read_text())
         except (OSError, yaml.YAMLError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return config if isinstance(config, dict) else {}
 
     def metrics(self) -> list[dict[str, Any]]:
         """The whole lines of metrics.jsonl, in order; a line that is still being written waits for the next call."""
@@ -118,7 +120,7 @@ class RecordedRun:
         for name, numeric in _NEEDED.items() if frame.width else ():
             if name not in frame.columns or frame[name].dtype.is_numeric() != numeric:
                 raise ValueError(
-                    f"{self.path}/mismatch.parquet has no column {name!r} of {'numbers' if numeric else 'text'}: "
+                    f"{self.path}/{MISMATCH_TABLE} has no column {name!r} of {'numbers' if numeric else 'text'}: "
                     "it was recorded by another version of agent-rl; read it with that one"
                 )
         return frame
@@ -139,16 +141,16 @@ class RecordedRun:
         return max((row["step"] + 1 for row in self.metrics() if row.get("wall_s") is not None), default=0)
 
     def stamp(self) -> str:
-        """Another text once the run's files have changed."""
+        """A text that changes whenever the run's files change."""
         parts = [*self.mismatch_parts.paths(), *self.rollout_parts.paths()[-1:]]
-        found = []
+        stamps = []
         for path in (self.path / "metrics.jsonl", *parts[-2:]):
             try:
                 stat = path.stat()
-                found.append(f"{stat.st_size}.{stat.st_mtime_ns}")
+                stamps.append(f"{stat.st_size}.{stat.st_mtime_ns}")
             except OSError:
-                found.append("-")
-        return f"{self.status()} {len(parts)} {' '.join(found)}"
+                stamps.append("-")
+        return f"{self.status()} {len(parts)} {' '.join(stamps)}"
 
     def status(self) -> str:
         """`running` (a process holds the run's lock), `finished`, or `interrupted`."""
@@ -166,13 +168,13 @@ def find_runs(root: Path) -> dict[str, Path]:
         raise ValueError(f"there is no directory {str(root)!r}; name the one that holds your runs, such as runs")
     if _is_run(root):
         raise ValueError(f"{root} is a run itself; name the directory that holds it")
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     folders = [root]
     for _ in range(_DEPTH):
         inner = [path for folder in folders for path in _subfolders(folder)]
-        found |= {path.relative_to(root).as_posix(): path for path in inner if _is_run(path)}
+        runs |= {path.relative_to(root).as_posix(): path for path in inner if _is_run(path)}
         folders = [path for path in inner if not _is_run(path)]
-    return found
+    return runs
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -184,7 +186,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and any(
-        (path / name).exists() for name in ("lock", "metrics.jsonl", "mismatch.parquet")
+        (path / name).exists() for name in ("lock", "metrics.jsonl", MISMATCH_TABLE)
     )
 
 
@@ -197,9 +199,9 @@ def open_runs(paths: Sequence[Path]) -> list[RecordedRun]:
     names = _distinct_names(paths)
     runs = [RecordedRun(path, name) for path, name in zip(paths, names, strict=True)]
     for run in runs:
-        if not (run.path / "mismatch.parquet").is_dir() and not (run.path / "config.yaml").is_file():
+        if not (run.path / MISMATCH_TABLE).is_dir() and not (run.path / "config.yaml").is_file():
             known = "name the directory of a run, such as runs/quickstart"
-            raise ValueError(f"no mismatch.parquet in {str(run.path)!r}; {known}")
+            raise ValueError(f"no {MISMATCH_TABLE} in {str(run.path)!r}; {known}")
         if run.mismatch().is_empty():
             raise ValueError(f"{run.path} has no recorded step yet; wait for its first step or name another run")
     return runs

@@ -52,9 +52,9 @@ def title(runs: Sequence[RecordedRun]) -> str:
 
 def episodes(run: RecordedRun, most: int, most_tokens: int = _MAX_TOKENS) -> dict[str, Any]:
     """The sample that the viewer of a page shows of one run."""
-    found = sample(run, most, most_tokens) if most else None
+    sampled = sample(run, most, most_tokens) if most else None
     nothing: dict[str, Any] = {"episodes": [], "texts": [], "num_recorded": 0, "notes": []}
-    return {"name": run.name} | (finite(found.as_json()) if found else nothing)
+    return {"name": run.name} | (finite(sampled.as_json()) if sampled else nothing)
 
 
 def embed(data: Any) -> str:

@@ -20,7 +20,7 @@ _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Score:
+class Interval:
     """A mean over problems in [0, 1] (a difference of two: in [-1, 1]), with its 95 % bootstrap interval."""
 
     name: str
@@ -91,9 +91,9 @@ def per_problem(rows: pl.DataFrame) -> dict[str, Array]:
     }
 
 
-def score(name: str, values: Array, seed: int = 0) -> Score:
+def bootstrap_interval(name: str, values: Array, seed: int = 0) -> Interval:
     """The mean of `values` [P] with its percentile-bootstrap interval over problems (Efron and Tibshirani 1993)."""
     rng = np.random.default_rng(seed)
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(NUM_RESAMPLES)]
     low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
-    return Score(name, float(values.mean()), float(low), float(high))
+    return Interval(name, float(values.mean()), float(low), float(high))

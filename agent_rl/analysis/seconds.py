@@ -15,16 +15,16 @@ def seconds_table(rows: list[dict[str, Any]]) -> pl.DataFrame:
     generate (some episode is being sampled), tool, score, queue (episodes wait for a slot or for their wave), idle.
     The trainer's queue is its wait for rollouts; its idle is what is left: evaluation, recording.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    by_who: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for key, value in row.items():
             if key.startswith(PREFIX) and value is not None:
                 who, state = key.removeprefix(PREFIX).split("/")
-                found.setdefault(who, {}).setdefault(state, []).append(value)
+                by_who.setdefault(who, {}).setdefault(state, []).append(value)
     means = [
         {"who": who, "steps": max(map(len, states.values()))}
         | {state: sum(states[state]) / len(states[state]) for state in STATES if state in states}
-        for who, states in sorted(found.items(), key=lambda pair: (pair[0] == "trainer", pair[0]))
+        for who, states in sorted(by_who.items(), key=lambda pair: (pair[0] == "trainer", pair[0]))
     ]
     table = pl.DataFrame(means, infer_schema_length=None)
     present = [state for state in STATES if state in table.columns]

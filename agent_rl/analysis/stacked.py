@@ -11,8 +11,8 @@ from agent_rl.analysis.recorded import RecordedRun
 
 
 def shares(runs: Sequence[RecordedRun], column: str, title: str) -> list[Chart]:
-    """Share of each rollout batch's episodes by a column, one chart a run."""
-    found = []
+    """The share of each rollout batch's episodes that has each value of `column`, one chart a run."""
+    charts = []
     for position, run in enumerate(runs):
         facts = run.rollouts()
         data = _counted(facts, column) if facts.height else []
@@ -21,8 +21,8 @@ def shares(runs: Sequence[RecordedRun], column: str, title: str) -> list[Chart]:
         chart = _stacked(f"{column}-{position}", "Rollouts and time", titled, note, "share of episodes (0 to 1)", data)
         chart["layout"]["xaxis"]["title"]["text"] = "rollout batch"
         chart["layout"]["yaxis"]["range"] = [0, 1]
-        found.append(chart)
-    return found
+        charts.append(chart)
+    return charts
 
 
 def budgets(runs: Sequence[RecordedRun]) -> list[Chart]:

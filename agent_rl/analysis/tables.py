@@ -10,17 +10,17 @@ How steps are combined. A row of mismatch.parquet describes the n tokens of one 
 - Pearson correlations cannot be put together from what is recorded: `pearson_*_step_mean` is the mean over steps,
   weighted by n. Quantiles (q) and everything in the tables `clip` and `reference` are plain means over steps.
 
-policy_lag and implementation are mean |lp - mut| and mean |mut - mu| over the steps where proximal log-probs were
-computed, which need not be all; they bound mean |d| of those steps, and do not add up to it.
+policy_lag is mean |trainer now - trainer at the sampling weights|, and implementation is mean |trainer at the sampling
+weights - engine|, over the steps where proximal log-probs were computed, which need not be all; they bound mean |d| of
+those steps, and do not add up to it.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import polars as pl
 
-from agent_rl.analysis.recorded import RecordedRun, open_runs
+from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.analysis.seconds import seconds_table
 
 MEANS = (
@@ -39,15 +39,22 @@ MEANS = (
     "lag_mean",
 )
 """Means over tokens."""
-FIGURES = (*MEANS, "var_d", "ess", "pearson_logp_step_mean", "pearson_p_step_mean")
-"""What every table by tokens has, besides its keys, `steps` and `n`."""
 MAIN = (
     *("mean_abs_d", "policy_lag", "implementation", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean"),
     *("ess", "k3", "pearson_logp_step_mean"),
 )
 """What to look at first, in this order; the two parts of the mismatch where they were computed."""
-KEYS = ("turn", "half", "lag", "kl_bin", "num_turns")
-REFERENCE = ("n", "q_bucket", "q_hat", "q", "fallback", "num_responses", "gate_rate", "eps_eff_low", "eps_eff_high")
+REFERENCE_COLUMNS = (
+    "n",
+    "q_bucket",
+    "q_hat",
+    "q",
+    "fallback",
+    "num_responses",
+    "gate_rate",
+    "eps_eff_low",
+    "eps_eff_high",
+)
 _EPSILON_BY_TURN = ("eps_eff_low_turn_", "eps_eff_high_turn_")
 CLIP_FIGURES = (
     "q",
@@ -68,27 +75,30 @@ CLIP_FIGURES = (
 )
 
 
-class View(NamedTuple):
-    """A table by tokens: its title, the scopes of mismatch.parquet it reads, and the keys of its rows."""
+class Table(NamedTuple):
+    """A table's title and the keys of its rows. A table by tokens has `scopes`: those of mismatch.parquet it reads."""
 
     title: str
-    scopes: tuple[str, ...]
     keys: tuple[str, ...]
+    scopes: tuple[str, ...] = ()
 
 
-VIEWS = {
-    "turn": View("by turn", ("turn", "all"), ("turn",)),
-    "first": View("first turn against later turns", ("first", "later"), ("half",)),
-    "lag": View("by lag, in policy versions", ("lag",), ("lag",)),
-    "kl": View("by k3 of the whole step's batch", ("all",), ("kl_bin",)),
-    "turns": View("by turns of the episode, then by turn", ("turn_by_num_turns",), ("num_turns", "turn")),
+TABLES = {
+    "turn": Table("by turn", ("turn",), ("turn", "all")),
+    "first": Table("first turn against later turns", ("half",), ("first", "later")),
+    "lag": Table("by lag, in policy versions", ("lag",), ("lag",)),
+    "kl": Table("by k3 of the whole step's batch", ("kl_bin",), ("all",)),
+    "turns": Table("by turns of the episode, then by turn", ("num_turns", "turn"), ("turn_by_num_turns",)),
+    "clip": Table("what the clip did, over steps", ("figure",)),
+    "reference": Table("what each turn was compared with, means over steps", ("turn",)),
+    "stop": Table("why episodes ended", ("stop_reason",)),
+    "seconds": Table("where the seconds of a step went: means over steps", ("who",)),
 }
-TABLES = (*VIEWS, "clip", "reference", "stop", "seconds")
 KL_BINS = {1: "≤ 1e-3", 2: "1e-3 to 2e-2", 3: "2e-2 to 1e-1", 4: "> 1e-1"}
 
 
 def tables(
-    runs: Sequence[RecordedRun], names: Sequence[str], first_step: int = 0, parts: bool = False
+    runs: Sequence[RecordedRun], names: Collection[str], first_step: int = 0, parts: bool = False
 ) -> dict[str, pl.DataFrame]:
     """The named tables over one run or several. Rows of the same key stand together, a row a run.
 
@@ -99,23 +109,18 @@ def tables(
     unknown = [name for name in names if name not in TABLES]
     if unknown:
         raise ValueError(f"there is no table {unknown[0]!r}; there are {', '.join(TABLES)}")
-    found = {}
+    frames = {}
     for name in dict.fromkeys(names):
         each = [_labelled(run, name, _one(run, name, first_step, parts)) for run in runs]
         filled = [table for table in each if table.height]
-        found[name] = _sorted(pl.concat(filled, how="diagonal_relaxed"), name) if filled else pl.DataFrame()
-    return found
+        frames[name] = _sorted(pl.concat(filled, how="diagonal_relaxed"), name) if filled else pl.DataFrame()
+    return frames
 
 
-def tidy(found: dict[str, pl.DataFrame]) -> pl.DataFrame:
+def tidy(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """All tables in one: a row a (run, table, part, key), a column a figure; what a table lacks is null."""
-    frames = [frame for frame in found.values() if frame.width]
+    frames = [frame for frame in tables.values() if frame.width]
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
-
-
-def per_turn(run: Path, first_step: int = 0) -> pl.DataFrame:
-    """The table `turn` of one run: turn ("all" last), steps, n, the figures, and the parts where computed."""
-    return tables(open_runs([run]), ["turn"], first_step)["turn"].drop("run", "table")
 
 
 def routing(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
@@ -146,18 +151,6 @@ def routing(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     return table.sort(order, nulls_last=True).select("layer", *turns, "all")
 
 
-def read_mismatch(run: Path) -> pl.DataFrame:
-    """mismatch.parquet of a run: one row for each step × part × scope."""
-    return open_runs([run])[0].mismatch()
-
-
-def read_rollout_facts(run: Path) -> pl.DataFrame:
-    """rollout_facts.parquet of a run, whole: one row a trajectory."""
-    if not any((run / "rollout_facts.parquet").glob("*.parquet")):
-        raise ValueError(f"no rollout_facts.parquet in {str(run)!r}; name the directory of a run")
-    return pl.read_parquet(run / "rollout_facts.parquet" / "*.parquet")
-
-
 def _one(run: RecordedRun, name: str, first_step: int, parts: bool) -> pl.DataFrame:
     if name == "stop":
         return _stop_reasons(run, first_step)
@@ -168,36 +161,39 @@ def _one(run: RecordedRun, name: str, first_step: int, parts: bool) -> pl.DataFr
     rows = run.mismatch().filter(pl.col("step") >= first_step)
     if rows.filter(pl.col("part") == "total").is_empty():
         raise ValueError(f"{run.path} has no recorded step from step {first_step} on")
-    return _reference(rows) if name == "reference" else _by_tokens(rows, VIEWS[name], parts)
+    return _reference(rows) if name == "reference" else _by_tokens(rows, TABLES[name], parts)
 
 
-def _by_tokens(rows: pl.DataFrame, view: View, parts: bool) -> pl.DataFrame:
-    rows = _keyed(rows.filter(pl.col("scope").is_in(view.scopes)), view)
-    keys = list(view.keys)
+def _by_tokens(rows: pl.DataFrame, table: Table, parts: bool) -> pl.DataFrame:
+    keys = list(table.keys)
+    rows = _keyed(rows.filter(pl.col("scope").is_in(table.scopes)), keys)
     if parts:
         return combine(rows.filter(pl.col("part") != "reference"), ["part", *keys])
-    table = combine(rows.filter(pl.col("part") == "total"), keys)
+    combined = combine(rows.filter(pl.col("part") == "total"), keys)
     for part in ("policy_lag", "implementation"):
         known = rows.filter(pl.col("part") == part)
         if known.height:
             mean = combine(known, keys).select(*keys, pl.col("mean_abs_d").alias(part))
-            table = table.join(mean, on=keys, how="left")
-    return table
+            combined = combined.join(mean, on=keys, how="left")
+    return combined
 
 
-def _keyed(rows: pl.DataFrame, view: View) -> pl.DataFrame:
+def _keyed(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Keys as text: a turn is a number or "all", a half is first or later, a bin is its range."""
     texts = {
         "turn": pl.when(pl.col("scope") == "all").then(pl.lit("all")).otherwise(pl.col("turn").cast(pl.String)),
         "half": pl.col("scope"),
     }
-    if "kl_bin" in view.keys:
+    if "kl_bin" in keys:
         texts["kl_bin"] = pl.col("kl_bin").replace_strict(KL_BINS, default="unknown", return_dtype=pl.String)
-    return rows.with_columns(texts[key].alias(key) for key in view.keys if key in texts)
+    return rows.with_columns(texts[key].alias(key) for key in keys if key in texts)
 
 
 def combine(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """One row for each value of `keys`: steps, n and `FIGURES` over all of its rows, as the module says."""
+    """One row for each value of `keys`, over all of its rows as the module says.
+
+    Columns: the keys, steps, n, `MEANS`, var_d, ess, pearson_logp_step_mean and pearson_p_step_mean.
+    """
     names = [*MEANS, "var_d", "ess", "pearson_logp", "pearson_p"]
     absent = [pl.lit(None, pl.Float64).alias(name) for name in names if name not in rows.columns]
     rows = rows.with_columns(absent).with_columns(pl.col(names).cast(pl.Float64).fill_nan(None))
@@ -251,7 +247,8 @@ def _reference(rows: pl.DataFrame) -> pl.DataFrame:
     known = rows.filter(pl.col("part") == "reference")
     if known.is_empty():
         return pl.DataFrame()
-    means = [pl.col(name).fill_nan(None).mean().alias(f"{name}_step_mean") for name in REFERENCE if name in known]
+    present = [name for name in REFERENCE_COLUMNS if name in known]
+    means = [pl.col(name).fill_nan(None).mean().alias(f"{name}_step_mean") for name in present]
     turn = pl.col("turn").cast(pl.String)
     return known.group_by(turn).agg(pl.col("step").n_unique().alias("steps"), *means)
 
@@ -283,7 +280,7 @@ def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
         figures = {figure: position for position, figure in enumerate(frame["figure"].unique(maintain_order=True))}
         return frame.sort(pl.col("figure").replace_strict(figures, return_dtype=pl.Int64), *order)
     parts = [] if "part" not in frame.columns else [pl.col("part").replace_strict(_PARTS, default=9)]
-    keys = VIEWS[name].keys if name in VIEWS else ("turn",)
+    keys = TABLES[name].keys
     bins = {text: number for number, text in KL_BINS.items()}
     numbers = {
         "turn": pl.col("turn").cast(pl.Int64, strict=False).fill_null(2**31),

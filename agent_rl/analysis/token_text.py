@@ -36,13 +36,13 @@ class TokenTexts:
 
     def indices(self, ids: Sequence[int]) -> list[int]:
         """The index in `table` of each token. A character that is spread over tokens is the text of the last one."""
-        found, pending = [], list[int]()
+        indices, pending = [], list[int]()
         for token in ids:
             text = self._piece(token) if not pending else self._decode([*pending, token])
             whole = _REPLACEMENT not in text or len(pending) + 1 == _LONGEST_CHARACTER
             pending = [] if whole else [*pending, token]
-            found.append(self._number((token, text if whole else "")))
-        return found
+            indices.append(self._number((token, text if whole else "")))
+        return indices
 
     def _number(self, key: tuple[int, str]) -> int:
         if key not in self._known:

@@ -15,34 +15,29 @@ from agent_rl.analysis.recorded import RecordedRun
 _HIDDEN = {"table"}
 _NOTE = "Means over all tokens of the steps; Pearson: mean over steps, weighted by tokens. "
 _NOTES = {
-    "turn": _NOTE + "policy_lag and implementation: mean |lp − mut| and mean |mut − mu|, where they were computed.",
+    "turn": _NOTE + "policy lag: |trainer now − trainer at the sampling weights|; implementation: "
+    "|trainer at the sampling weights − engine|; both where proximal log-probs were computed.",
     "first": _NOTE + "The first turn against all later ones.",
     "lag": _NOTE + "Lag in policy versions.",
     "kl": _NOTE + "Whole optimizer steps, put in bins by the k3 of their batch.",
     "turns": _NOTE + "Later turns exist only in longer episodes, so turns compare best within one length.",
     "clip": "Plain means over steps.",
-    "reference": "What a turn-conditioned clip compared each turn with. Plain means over steps.",
-    "seconds": "Mean seconds a step. A worker is in the first of these that holds: push, generate, tool, score, queue "
+    "reference": "The references of a turn-conditioned clip.",
+    "seconds": "A worker is in the first of these that holds: push, generate, tool, score, queue "
     "(episodes wait for a slot or their wave), idle. The trainer's queue is its wait for rollouts.",
     "stop": "Share of the trajectories, with their mean reward and number of turns.",
-}
-_TITLES = {
-    "clip": "What the clip did",
-    "reference": "References by turn",
-    "stop": "Why episodes ended",
-    "seconds": "Where the seconds went",
 }
 
 
 def view(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """runs (name, status, summary), charts, tables and colours, without a NaN; none of them depends on a file left."""
-    found = {
+    page = {
         "runs": [{"name": run.name, "status": run.status(), "summary": summary(run)} for run in runs],
         "charts": charts(runs),
         "tables": _tables(runs),
         "colours": COLOURS,
     }
-    return finite(found)  # type: ignore[no-any-return]
+    return finite(page)  # type: ignore[no-any-return]
 
 
 def summary(run: RecordedRun) -> list[tuple[str, str]]:
@@ -50,35 +45,35 @@ def summary(run: RecordedRun) -> list[tuple[str, str]]:
     rows = run.metrics()
     steps = [row for row in rows if row.get("reward_mean") is not None]
     evals = evaluations(rows)
-    found = [("Steps", f"{len(steps)} of {run.num_steps or '?'}")]
+    pairs = [("Steps", f"{len(steps)} of {run.num_steps or '?'}")]
     if steps:
-        found.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))
+        pairs.append(("Training reward", f"{steps[0]['reward_mean']:.3f} → {steps[-1]['reward_mean']:.3f}"))
     if evals:
         best_step, best = max(evals, key=lambda pair: pair[1])
-        found.append(("Held-out accuracy", f"{evals[0][1]:.3f} → {evals[-1][1]:.3f}"))
-        found.append(("Best evaluation", f"{best:.3f} at step {best_step}"))
-    found += _totals(steps) + _settings(run.config)
+        pairs.append(("Held-out accuracy", f"{evals[0][1]:.3f} → {evals[-1][1]:.3f}"))
+        pairs.append(("Best evaluation", f"{best:.3f} at step {best_step}"))
+    pairs += _totals(steps) + _settings(run.config)
     if unreadable := run.mismatch_parts.num_unreadable + run.rollout_parts.num_unreadable:
-        found.append(("Unreadable parts", f"{unreadable}, left out"))
-    return found
+        pairs.append(("Unreadable parts", f"{unreadable}, left out"))
+    return pairs
 
 
 def _totals(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if not steps:
         return []
     last = steps[-1]
-    found = []
+    pairs = []
     if isinstance(last.get("mismatch_mean_abs"), float):
-        found.append(("Mean |d|, last step", f"{last['mismatch_mean_abs']:.2g} nats"))
+        pairs.append(("Mean |d|, last step", f"{last['mismatch_mean_abs']:.2g} nats"))
     if isinstance(last.get("lag_mean"), (int, float)):
-        found.append(("Lag, last step", f"{last['lag_mean']:.1f} versions"))
-    found.append(("Trained tokens", f"{sum(row.get('trained_tokens') or 0 for row in steps):,}"))
-    found.append(("Wall time", _duration(sum(row.get("wall_s") or 0 for row in steps))))
+        pairs.append(("Lag, last step", f"{last['lag_mean']:.1f} versions"))
+    pairs.append(("Trained tokens", f"{sum(row.get('trained_tokens') or 0 for row in steps):,}"))
+    pairs.append(("Wall time", _duration(sum(row.get("wall_s") or 0 for row in steps))))
     dropped = {key.removeprefix("groups/dropped/"): last[key] for key in last if key.startswith("groups/dropped/")}
     named = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in dropped.items())
     issued, trained, flying = (last.get(f"groups/{fate}", "?") for fate in ("issued", "trained", "in_flight"))
-    found.append(("Groups", f"{issued} issued = {trained} trained + {named or 0} dropped + {flying} in flight"))
-    return found
+    pairs.append(("Groups", f"{issued} issued = {trained} trained + {named or 0} dropped + {flying} in flight"))
+    return pairs
 
 
 def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -95,14 +90,14 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str]]:
     clip = at("objective", "clip", "type"), at("objective", "ratio", "level"), at("objective", "surrogate", "type")
     lag = {key: at("pipeline", key) for key in ("exact_lag", "broadcast_interval") if at("pipeline", key) is not None}
     regime = ", ".join([str(at("pipeline", "type")), *(f"{key} {value}" for key, value in lag.items())])
-    found = {
+    settings = {
         "Objective": " · ".join(str(part) for part in clip if part),
         "Regime": regime.replace("_", " ") if at("pipeline", "type") else "",
         "Sampling": f"T {sampling['temperature']}, top-p {top_p}" if "temperature" in sampling else "",
         "Model": str(at("model", "path") or "").rstrip("/").rpartition("/")[2],
         "Seed": str(config.get("seed", "")),
     }
-    return [(label, text) for label, text in found.items() if text]
+    return [(label, text) for label, text in settings.items() if text]
 
 
 def _duration(seconds: float) -> str:
@@ -112,22 +107,19 @@ def _duration(seconds: float) -> str:
 
 
 def _tables(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    found = tables.tables(runs, tables.TABLES)
-    return [_table(name, frame, alone=len(runs) == 1) for name, frame in found.items() if frame.height]
+    frames = tables.tables(runs, tables.TABLES)
+    return [_table(name, frame, alone=len(runs) == 1) for name, frame in frames.items() if frame.height]
 
 
 def _table(name: str, frame: pl.DataFrame, alone: bool) -> dict[str, Any]:
-    keys = ["figure", "stop_reason", "who", *tables.KEYS, *([] if alone else ["run"])]
-    first = [key for key in keys if key in frame.columns]
-    if name == "turns":
-        first = ["num_turns", "turn", *(["run"] if not alone else [])]
+    title, keys, _ = tables.TABLES[name]
+    first = [*keys, *([] if alone else ["run"])]
     rest = [key for key in frame.columns if key not in {*first, "run", *_HIDDEN}]
     rest.sort(key=lambda key: tables.MAIN.index(key) if key in tables.MAIN else -1 if key in ("steps", "n") else 99)
     filled = [key for key in rest if not frame[key].is_null().all()]
-    title = tables.VIEWS[name].title.capitalize() if name in tables.VIEWS else _TITLES[name]
     columns = [key.replace("_step_mean", " (mean over steps)").replace("_", " ") for key in [*first, *filled]]
     rows = [list(row) for row in frame.select([*first, *filled]).iter_rows()]
-    return {"id": name, "title": title, "note": _NOTES[name], "columns": columns, "rows": rows}
+    return {"id": name, "title": title.capitalize(), "note": _NOTES[name], "columns": columns, "rows": rows}
 
 
 def finite(value: Any) -> Any:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from agent_rl.analysis.recorded import RecordedRun
 
 _SHOWN = "turn,stop,seconds"
-_KEYS = ("figure", "stop_reason", "who", "half", "lag", "kl_bin", "num_turns", "turn", "run", "part", "steps", "n")
-"""Columns that say what a row is about, in their order in the table."""
 _FIRST_TO_GO = ("steps", "k3", "entropy", "ess", "pearson_logp_step_mean", "lag_mean", "kept_size", "implementation")
 """Columns that a narrow terminal leaves out, first ones first."""
 
@@ -44,9 +42,9 @@ def analyze(
         if picture is not None and len(runs) > 1:
             raise ValueError("--picture draws one run; name one, or use agent-rl report for several")
         opened = open_runs(runs)
-        names = tables.TABLES if table == "all" else tuple(name.strip() for name in table.split(","))
-        found = tables.tables(opened, names, first_step, parts=every)
-        for name, frame in found.items():
+        names = tuple(tables.TABLES) if table == "all" else tuple(name.strip() for name in table.split(","))
+        frames = tables.tables(opened, names, first_step, parts=every)
+        for name, frame in frames.items():
             _show(frame, name, every, alone=len(opened) == 1)
         for run in opened:
             _show_extras(run, first_step, bound, f" of {run.path}" if len(opened) > 1 else "")
@@ -55,7 +53,7 @@ def analyze(
         if picture is not None:
             from agent_rl.analysis import plots
 
-            plots.run_picture(runs[0], opened[0].metrics(), picture)
+            plots.run_picture(opened[0], picture)
             say(f"picture: {picture}")
 
 
@@ -71,30 +69,23 @@ def _show_extras(run: "RecordedRun", first_step: int, bound: bool, whose: str) -
     if bound:
         from agent_rl.analysis.bound import CAPTION, bound_summary
 
-        print_table(bound_summary(run.path, first_step), f"{CAPTION}{whose}")
+        print_table(bound_summary(run, first_step), f"{CAPTION}{whose}")
 
 
 def _show(frame: "DataFrame", name: str, every: bool, alone: bool) -> None:
-    from agent_rl.analysis.tables import MAIN, VIEWS
+    from agent_rl.analysis.tables import MAIN, TABLES
 
-    compact = (*_KEYS, *MAIN)
-    title = VIEWS[name].title + "; d = trainer log-prob - behaviour log-prob" if name in VIEWS else _TITLES[name]
+    title, keys, scopes = TABLES[name]
+    title += "; d = trainer log-prob - behaviour log-prob" if scopes else ""
+    compact = (*keys, "run", "part", "steps", "n", *MAIN)
     if frame.is_empty():
         say(f"{title}: nothing was recorded for this table")
         return
     hidden = {"table", *(["run"] if alone else [])}
-    if name in VIEWS and not every:
+    if scopes and not every:
         hidden |= set(frame.columns) - set(compact) | ({"lag_mean"} if name == "lag" else set())
     ordered = [*(key for key in compact if key in frame.columns), *(key for key in frame.columns if key not in compact)]
     print_table(frame.select(ordered).drop(hidden), title, () if every else _FIRST_TO_GO)
-
-
-_TITLES = {
-    "clip": "what the clip did, over steps",
-    "reference": "what each turn was compared with, means over steps",
-    "stop": "why episodes ended",
-    "seconds": "where the seconds of a step went: means over steps",
-}
 
 
 def _export(frame: "DataFrame", csv: Path | None, parquet: Path | None) -> None:

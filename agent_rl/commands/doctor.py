@@ -27,10 +27,10 @@ def doctor(
 
         from agent_rl.doctor import machine_checks
 
-        found = machine_checks()
-        rows = [{"": "ok" if c.ok else "no", "what": c.name, "found": c.detail} for c in found]
+        checks = machine_checks()
+        rows = [{"": "ok" if c.ok else "no", "what": c.name, "found": c.detail} for c in checks]
         print_table(pl.DataFrame(rows), "")
-        for check in found:
+        for check in checks:
             if not check.ok:
                 say(f"{check.name}: {check.fix or check.detail}")
 
@@ -39,21 +39,21 @@ def _prove(path: Path, overrides: list[str], episodes: int) -> None:
     from agent_rl.config import load
     from agent_rl.doctor import MAX_BOUND, MEAN_BOUND, sample_parity
 
-    found = sample_parity(load(path, overrides), episodes)
-    _print(found)
-    if found.mean < MEAN_BOUND and found.max < MAX_BOUND:
+    parity = sample_parity(load(path, overrides), episodes)
+    _print(parity)
+    if parity.mean < MEAN_BOUND and parity.max < MAX_BOUND:
         say(f"engine and trainer agree: mean below {MEAN_BOUND:g}, max below {MAX_BOUND:g}; at lag 0 the ratio is 1")
         return
-    better = found.better_fit
+    better = parity.better_fit
     hint = f"; the engine's log-probs fit better if read as {better}" if better else ""
-    say(f"engine and trainer disagree (mean {found.mean:.2g}, max {found.max:.2g}){hint}")
+    say(f"engine and trainer disagree (mean {parity.mean:.2g}, max {parity.max:.2g}){hint}")
     raise typer.Exit(1)
 
 
-def _print(found: "Parity") -> None:
+def _print(parity: "Parity") -> None:
     import polars as pl
 
-    rows = [{**row, "turn": "all" if row["turn"] is None else str(row["turn"])} for row in found.rows]
+    rows = [{**row, "turn": "all" if row["turn"] is None else str(row["turn"])} for row in parity.rows]
     print_table(pl.DataFrame(rows), "|trainer - engine| in log-prob, by turn")
-    others = [{"read as": name, "mean": mean} for name, mean in sorted(found.alternatives.items(), key=lambda i: i[1])]
+    others = [{"read as": name, "mean": mean} for name, mean in sorted(parity.alternatives.items(), key=lambda i: i[1])]
     print_table(pl.DataFrame(others), "mean if the engine's log-probs were")

@@ -1,7 +1,6 @@
 """`agent-rl eval`: score a policy on held-out prompts."""
 
 import asyncio
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agent_rl.commands.console import one_sentence_errors, print_table, say
+from agent_rl.commands.directories import numbered
 
 if TYPE_CHECKING:
     from agent_rl.config import RunConfig
@@ -40,7 +40,8 @@ def evaluate(
         evaluation = evaluate_model(chosen.config, chosen.policy_version)
         record = record_of(chosen.config, chosen.policy_version, evaluation.rows, chosen.model, chosen.server)
         _say(record, evaluation.figures)  # first: the disk may be full
-        path = output or _new_directory(chosen.folder, Path(chosen.model).name)
+        named = numbered(chosen.folder / Path(chosen.model).name)
+        path = output or next(directory for directory in named if not directory.exists())
         write_record(path, record)
     say(f"results: {path}")
 
@@ -111,9 +112,3 @@ def _choose(place: str, overrides: list[str], config: Path | None, overlays: lis
     chosen = load(config or run / "config.yaml", [*overrides, f"model.path={model}"], overlays=overlays)
     version = RunState.load(model).policy_version if is_checkpoint else 0
     return _Choice(chosen, str(model), version, (run if is_checkpoint else Path("runs")) / "evaluations")
-
-
-def _new_directory(folder: Path, name: str) -> Path:
-    """FOLDER/NAME, or the first of NAME-2, NAME-3, … that is free."""
-    paths = (folder / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(path for path in paths if not path.exists())

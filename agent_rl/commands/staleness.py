@@ -142,13 +142,13 @@ def _promise(pipeline: Any) -> str:
 def _recommend(target: float, load: "Load", config: "RunConfig | None") -> None:
     from agent_rl.pipeline.staleness import recommend
 
-    found = recommend(target, load)
+    advice = recommend(target, load)
     say(
-        f"for a mean lag of {target:g}: {found.concurrency} responses at once and a queue of {found.queue}; "
-        f"rho is {found.rho:.2f} then, if speed grows with concurrency, and mean lag {found.lag.total:.2f}"
+        f"for a mean lag of {target:g}: {advice.concurrency} responses at once and a queue of {advice.queue}; "
+        f"rho is {advice.rho:.2f} then, if speed grows with concurrency, and mean lag {advice.lag.total:.2f}"
     )
     if config is not None:
-        a_worker = max(found.concurrency // config.rollout.num_workers, 1)
-        groups = int((found.concurrency * load.tail + found.queue) // config.batch.group_size)
+        a_worker = max(advice.concurrency // config.rollout.num_workers, 1)
+        groups = int((advice.concurrency * load.tail + advice.queue) // config.batch.group_size)
         keys = f"rollout.max_concurrent_episodes={a_worker}"
         say(f"as keys: {keys}, and with pipeline.type=fully_async pipeline.max_groups={max(groups, 1)}")

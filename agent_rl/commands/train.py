@@ -1,6 +1,5 @@
 """`agent-rl train`: start a run, or continue one."""
 
-import itertools
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent_rl.commands.console import console, one_sentence_errors, say
+from agent_rl.commands.directories import numbered
 
 if TYPE_CHECKING:
     from agent_rl.config import RunConfig
@@ -93,9 +93,8 @@ def _resumed_config(run: Path, overrides: list[str]) -> "RunConfig":
 
 
 def _new_run(name: str) -> Path:
-    """Make runs/NAME, or the first free runs/NAME-2, -3, …: runs that start together get one each."""
-    for number in itertools.count(1):
-        path = RUNS / (name if number == 1 else f"{name}-{number}")
+    """Make the first of runs/NAME, runs/NAME-2, … that is free: runs that start together get one each."""
+    for path in numbered(RUNS / name):
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path

@@ -17,7 +17,7 @@ from agent_rl.settings import check
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class ObjectiveValues:
     """What an objective makes of one batch. loss: float; grad_logprobs = d loss / d logprobs and the rest: [B, T].
 
     objective: weight times S per token; weight: the product of the gates; log_ratio: lp - mu; ratio: what is
@@ -58,7 +58,7 @@ def evaluate(
     loss_mask: Any,
     turn_ids: Any = None,
     kept_set_sizes: Any = None,
-) -> Evaluation:
+) -> ObjectiveValues:
     """Loss, gradient and per-token quantities of `objective` on one batch of B responses of T columns.
 
     `objective`: a config, a mapping of its keys, or the name of a method in configs/methods.
@@ -126,14 +126,14 @@ def _pack(mask: Tensor, turns: Tensor, sizes: Tensor | None, floats: dict[str, T
     )
 
 
-def _run(objective: Objective, logprobs: Tensor, batch: TokenBatch) -> Evaluation:
+def _run(objective: Objective, logprobs: Tensor, batch: TokenBatch) -> ObjectiveValues:
     flat = logprobs.flatten().clone().requires_grad_()
     step = objective.begin_step([batch], [flat])
     output = objective.loss(flat, batch, step)
     (gradient,) = torch.autograd.grad(output.loss, flat)
     shape = logprobs.shape
     per_token: dict[str, Any] = {name: getattr(output, name).reshape(shape) for name in _PER_TOKEN}
-    return Evaluation(
+    return ObjectiveValues(
         loss=float(output.loss.detach()),
         grad_logprobs=gradient.reshape(shape),
         q=None if output.q is None else output.q.reshape(shape),

@@ -230,8 +230,7 @@ class ContinuousController(Controller):
         rows = facts.read_rows(self.directory.checkpoint(state.step) / QUEUE_FILE)
         for group_id in state.arrived:
             own = [row for row in rows if row["group_id"] == group_id]
-            found = [facts.trajectory(row) for row in own]
-            self.queue[group_id] = Group([t for t in found if t.mask_reason is None], own)
+            self.queue[group_id] = Group(facts.unmasked_trajectories(own), own)
         self.versions = {group_id: state.versions[group_id] for group_id in state.arrived}
         again = [group_id for group_id in state.versions if group_id not in self.queue]
         for group_id in again:

@@ -4,8 +4,6 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
-
 from agent_rl import facts
 from agent_rl.analysis.scores import per_problem
 from agent_rl.config import RunConfig
@@ -62,7 +60,7 @@ def collect_evaluation(config: RunConfig, policy_version: int, results: list[Rol
         if row.get("final_answer") is not None:
             row["final_answer"] = normalise(row["final_answer"])
     rows.sort(key=lambda row: (row["problem"], row["sample"]))
-    means = {name: float(values.mean()) for name, values in per_problem(table(rows)).items()}
+    means = {name: float(values.mean()) for name, values in per_problem(facts.evaluation_frame(rows)).items()}
     figures: dict[str, Any] = {
         "eval_policy_version": policy_version,
         "eval_avg": means[f"avg@{samples}"],
@@ -107,12 +105,3 @@ class EvaluationBeside:
         assert self.step is not None
         step, self.step = self.step, None
         return step, [self._results[call] for call in self._calls]
-
-
-def table(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """`rows` as a frame with the columns of `facts.EVALUATION`."""
-    import pyarrow as pa
-
-    frame = pl.from_arrow(pa.Table.from_pylist(rows, schema=facts.EVALUATION))
-    assert isinstance(frame, pl.DataFrame)
-    return frame

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_rl import facts
 from agent_rl.analysis.metric_lines import evaluations
-from agent_rl.config import RunConfig, dump
+from agent_rl.config import RunConfig, dump, load
 from agent_rl.jsonl import read_jsonl, rewrite_jsonl
 from agent_rl.pipeline.ledger import Ledger, truncate_ledger
 from agent_rl.pipeline.state import RunState
@@ -28,20 +28,15 @@ METRIC_KEYS = (
 """Keys that every line of metrics.jsonl has; null where there is no value."""
 
 
-ROLLOUT_TABLE = "rollout_facts.parquet"
-TRAINING_TABLE = "training_facts.parquet"
-EVALUATION_TABLE = "evaluations.parquet"
-
-
 class RunDirectory:
     """Writes a run's tables as the run goes on. Opening it at a `state` cuts everything back to that."""
 
     def __init__(self, path: Path, config: RunConfig, state: RunState | None = None) -> None:
         self.path, self.state = path, state or RunState()
-        self.rollout_facts = path / ROLLOUT_TABLE
-        self.training_facts = path / TRAINING_TABLE
-        self.mismatch = path / "mismatch.parquet"
-        self.evaluations = path / EVALUATION_TABLE
+        self.rollout_facts = path / facts.ROLLOUT_TABLE
+        self.training_facts = path / facts.TRAINING_TABLE
+        self.mismatch = path / facts.MISMATCH_TABLE
+        self.evaluations = path / facts.EVALUATION_TABLE
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
@@ -69,8 +64,7 @@ class RunDirectory:
     def read_queued(self, batch: int) -> list[Trajectory]:
         """The trajectories of a batch of the state's queue; those of dropped groups and masked ones are left out."""
         rows = facts.read_part(self.rollout_facts, batch)
-        found = [facts.trajectory(row) for row in rows if row["group_id"] in self.state.queue[batch]]
-        return [trajectory for trajectory in found if trajectory.mask_reason is None]
+        return facts.unmasked_trajectories(row for row in rows if row["group_id"] in self.state.queue[batch])
 
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
@@ -129,6 +123,13 @@ def _summary_writer(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=step)
 
 
+def load_run_config(run: Path) -> RunConfig:
+    """The config that a run was started with. Raises `ValueError` if there is no run at `run`."""
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"no run at {str(run)!r}; name the directory of a run, such as runs/quickstart")
+    return load(run / "config.yaml")
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl, in order."""
     return read_jsonl(run / "metrics.jsonl")
@@ -137,3 +138,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def list_checkpoints(run: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
     return sorted(path for path in (run / "checkpoints").glob("step-*") if path.suffix != ".tmp")
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step that trains from a checkpoint, as its name says."""
+    return int(checkpoint.name.removeprefix("step-"))

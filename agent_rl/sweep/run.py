@@ -64,7 +64,7 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, Progress]:
 
     Raises `ValueError` if a cell's config is wrong, or if its directory holds a run with another config.
     """
-    found = {}
+    progress = {}
     for cell in cells:
         config = cell_config(cell)
         if (cell.directory / "config.yaml").is_file() and (cell.after is None or has_radii(cell.after)):
@@ -77,8 +77,8 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, Progress]:
                 )
         step = RecordedRun(cell.directory).steps_done
         state = State.DONE if step == config.num_steps else State.WAITING
-        found[cell.name] = Progress(state, step, config.num_steps)
-    return found
+        progress[cell.name] = Progress(state, step, config.num_steps)
+    return progress
 
 
 def run_cells(cells: Sequence[Cell], jobs: int, on_progress: OnProgress) -> dict[str, Progress]:

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from agent_rl.data.sources.base import split_of
 from agent_rl.data.sources.chains import Chain, Step, apply, draw_chain
 from agent_rl.warmstart.config import MixConfig
-
-NO_OUTPUT = "(no output; use print)"
-"""The answer of the Python tool (tools/python.py) to a program without output."""
+from tools.python import NO_OUTPUT
 
 
 @dataclass

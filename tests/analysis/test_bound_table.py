@@ -8,11 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_rl import facts
-from agent_rl.analysis import tables
-from agent_rl.analysis.bound import bound_over_time, bound_table
+from agent_rl.analysis.bound import bound_by_turn, bound_over_time
 from agent_rl.analysis.charts import charts
 from agent_rl.analysis.recorded import RecordedRun
-from agent_rl.analysis.tables import read_mismatch
 from agent_rl.cli import app
 from agent_rl.config import dump
 from agent_rl.objective.intervals import bernstein_margin, visited_interval
@@ -44,19 +42,19 @@ def write(run: Path) -> None:
 
 def test_turns_are_averaged_over_the_episodes_of_all_steps(tmp_path: Path) -> None:
     write(tmp_path)
-    table = bound_table(tmp_path)
+    table = bound_by_turn(RecordedRun(tmp_path))
     every = np.concatenate(list(EPISODES.values()))
     assert table["turn"].to_list() == ["0", "1", "all"]
     assert table["budget"].to_list() == pytest.approx([*every.mean(0), every.sum(1).mean()])
-    assert table["part"].to_list() == pytest.approx([1.2 / 1.3, 0.1 / 1.3, 1])
+    assert table["share"].to_list() == pytest.approx([1.2 / 1.3, 0.1 / 1.3, 1])
     assert table["state_shift"].to_list() == pytest.approx([0, every[:, 0].mean(), 0])
     assert table["off_support"].is_nan().all()
     assert table["high"].to_list()[0] == pytest.approx(visited_interval(1.2)[1] / 6)
     margins = [bernstein_margin(values.var(ddof=1), 6, span) for values, span in ((every[:, 0], 48), (every[:, 1], 48))]
     assert table["mean_high"].to_list()[:2] == pytest.approx(list(every.mean(0) + margins))
     assert table["gspo_gap"].to_list() == pytest.approx([0.25, 0.25 * 2 / 6, 0.25])
-    assert bound_table(tmp_path, first_step=1)["budget"].to_list() == pytest.approx([0.1, 0.1])
-    over_time = bound_over_time(read_mismatch(tmp_path))
+    assert bound_by_turn(RecordedRun(tmp_path), first_step=1)["budget"].to_list() == pytest.approx([0.1, 0.1])
+    over_time = bound_over_time(RecordedRun(tmp_path).mismatch())
     assert over_time.select("step", "turn").rows() == [(0, 0), (0, 1), (1, 0)]
     assert over_time["budget"].to_list() == pytest.approx([0.4, 0.05, 0.1])
 
@@ -65,11 +63,11 @@ def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
     write(tmp_path)
     rows = [audit_row(2, k, np.array([0.1, 0.2]), off_support=0.05) for k in (0, -1)]
     facts.write_part(tmp_path / "mismatch.parquet", 2, rows, facts.MISMATCH)
-    table = bound_table(tmp_path, first_step=2)
+    table = bound_by_turn(RecordedRun(tmp_path), first_step=2)
     assert table["budget"].to_list() == pytest.approx([0.2, 0.2])
     low, high = visited_interval(0.3)
     assert table.select("low", "high").row(0) == pytest.approx((low / 2 + 0.05, high / 2 + 0.05))
-    assert bound_over_time(read_mismatch(tmp_path).filter(step=2))["budget"].to_list() == pytest.approx([0.2])
+    assert bound_over_time(RecordedRun(tmp_path).mismatch().filter(step=2))["budget"].to_list() == pytest.approx([0.2])
 
 
 def test_steps_whose_mass_off_the_kept_set_is_unknown_are_left_out(tmp_path: Path) -> None:
@@ -78,13 +76,16 @@ def test_steps_whose_mass_off_the_kept_set_is_unknown_are_left_out(tmp_path: Pat
     for step, penalties in ((2, [0.1, 0.2]), (3, [0.3, 0.3, 0.3, 0.5])):
         rows = [audit_row(step, k, np.array(penalties), off_support=0.05 * step) for k in (0, -1)]
         facts.write_part(tmp_path / "mismatch.parquet", step, rows, facts.MISMATCH)
-    table = bound_table(tmp_path)
+    table = bound_by_turn(RecordedRun(tmp_path))
     assert table["turn"].to_list() == ["0", "all"]
     assert table["n"].to_list() == [20, 20]
     assert table["tv"].to_list() == pytest.approx([1.7 / 6] * 2)
     assert table["off_support"].to_list() == pytest.approx([(0.1 * 2 + 0.15 * 4) / 6] * 2)
     assert table["budget"].to_list() == pytest.approx([2.5 / 6] * 2)
-    assert bound_over_time(read_mismatch(tmp_path)).rows() == [(2, 0, pytest.approx(0.25)), (3, 0, pytest.approx(0.5))]
+    assert bound_over_time(RecordedRun(tmp_path).mismatch()).rows() == [
+        (2, 0, pytest.approx(0.25)),
+        (3, 0, pytest.approx(0.5)),
+    ]
 
 
 def test_runs_from_before_the_audit_stay_readable(tmp_path: Path) -> None:
@@ -92,17 +93,17 @@ def test_runs_from_before_the_audit_stay_readable(tmp_path: Path) -> None:
     old = pl.read_parquet(tmp_path / "mismatch.parquet" / "part-000000.parquet")
     audit = ("num_episodes", "tv", "off_support", "penalty_var", "ratio_drift", "state_shift", "gspo_gap")
     old.drop(audit).write_parquet(tmp_path / "mismatch.parquet" / "part-000000.parquet")
-    assert tables.read_mismatch(tmp_path).height == old.height + 2
-    assert bound_table(tmp_path)["budget"].to_list() == pytest.approx([0.1, 0.1])
+    assert RecordedRun(tmp_path).mismatch().height == old.height + 2
+    assert bound_by_turn(RecordedRun(tmp_path))["budget"].to_list() == pytest.approx([0.1, 0.1])
     (tmp_path / "mismatch.parquet" / "part-000001.parquet").unlink()
     with pytest.raises(ValueError, match="recorded before the bound was audited"):
-        bound_table(tmp_path)
+        bound_by_turn(RecordedRun(tmp_path))
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(ValueError, match="no audited step from step 9 on"):
-        bound_table(tmp_path, first_step=9)
+        bound_by_turn(RecordedRun(tmp_path), first_step=9)
     wrong = CliRunner().invoke(app, ["audit-bound", str(tmp_path / "absent"), "--step", "1"])
     assert wrong.exit_code == 2
     assert "no run at" in wrong.output

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl import facts
-from agent_rl.analysis.scores import maj_at_n, pass_at_k, pass_ks, per_problem, score
-from agent_rl.pipeline.evaluation import table
+from agent_rl.analysis.scores import bootstrap_interval, maj_at_n, pass_at_k, pass_ks, per_problem
 
 CORRECT = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], np.float64)
 
 
 def rows(outcomes: list[list[float]], answers: list[list[str | None]]) -> pl.DataFrame:
-    return table(
+    return facts.evaluation_frame(
         [
             {"problem": p, "sample": s, "outcome": outcome, "final_answer": answers[p][s]}
             for p, row in enumerate(outcomes)
@@ -79,14 +78,14 @@ def test_rewards_that_are_no_shares_of_right_answers_have_no_odd_pass_at_k() -> 
 
 def test_the_bootstrap_interval_is_that_of_a_binomial() -> None:
     values = np.array([1.0] * 60 + [0.0] * 140)
-    found = score("avg@1", values)
+    found = bootstrap_interval("avg@1", values)
     half = 1.96 * math.sqrt(0.3 * 0.7 / 200)
     assert found.value == pytest.approx(0.3)
     assert found.low == pytest.approx(0.3 - half, abs=0.01)
     assert found.high == pytest.approx(0.3 + half, abs=0.01)
-    assert score("avg@1", values) == found
-    assert (score("x", np.ones(5)).low, score("x", np.ones(5)).high) == (1, 1)
+    assert bootstrap_interval("avg@1", values) == found
+    assert (bootstrap_interval("x", np.ones(5)).low, bootstrap_interval("x", np.ones(5)).high) == (1, 1)
 
 
 def test_every_column_of_an_evaluation_is_described() -> None:
-    assert table([]).columns == facts.EVALUATION.names
+    assert facts.evaluation_frame([]).columns == facts.EVALUATION.names

@@ -13,6 +13,7 @@ from agent_rl import facts
 from agent_rl.analysis import tables
 from agent_rl.analysis.recorded import RecordedRun, open_runs
 from agent_rl.objective.diagnostics import StepTokens, mismatch_table
+from tests.whole_runs import per_turn
 
 COLUMNS = ("mean_abs_d", "gate_rate", "clip_fraction", "entropy", "kept_size", "lag_mean")
 
@@ -33,7 +34,7 @@ def write(run: Path) -> None:
 
 def test_means_are_weighted_by_tokens(tmp_path: Path) -> None:
     write(tmp_path)
-    table = tables.per_turn(tmp_path)
+    table = per_turn(tmp_path)
     assert table["turn"].to_list() == ["0", "1", "all"]
     assert table["n"].to_list() == [40, 10, 50]
     assert table["steps"].to_list() == [2, 1, 2]
@@ -43,14 +44,14 @@ def test_means_are_weighted_by_tokens(tmp_path: Path) -> None:
 
 def test_first_step_leaves_earlier_ones_out(tmp_path: Path) -> None:
     write(tmp_path)
-    assert tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "0")["mean_abs_d"].item() == 5.0
+    assert per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "0")["mean_abs_d"].item() == 5.0
     with pytest.raises(ValueError, match="no recorded step from step 7 on"):
-        tables.per_turn(tmp_path, first_step=7)
+        per_turn(tmp_path, first_step=7)
 
 
 def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no mismatch.parquet in .*; name the directory of a run"):
-        tables.per_turn(tmp_path)
+        per_turn(tmp_path)
 
 
 def test_routing_is_a_table_of_layers_by_turn_weighted_by_tokens(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_report_has_a_point_a_step(updates: Path, tmp_path: Path) -> None:
 
 def test_the_picture_has_a_point_a_step(updates: Path) -> None:
     axis = Figure().subplots()
-    plots._mismatch(axis, updates)
+    plots._mismatch(axis, RecordedRun(updates))
     assert [line.get_xydata().tolist() for line in axis.get_lines()] == [[[0, 2], [1, 4]]] * 2
 
 

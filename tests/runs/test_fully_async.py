@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from agent_rl.analysis import tables
 from agent_rl.config import RunConfig
 from agent_rl.jsonl import read_jsonl
 from agent_rl.pipeline.continuous import OVERDUE, ContinuousController
@@ -22,6 +21,7 @@ from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
 from agent_rl.run import build_prompts, load_weights, local_ray, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
+from tests.whole_runs import per_turn, rollout_facts
 
 SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=0", "pipeline.type=fully_async")
 SLOW_TOOL = ("rollout.tools=[{type: tests.parts.SlowPython}]", "rollout.num_workers=2")
@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 def lags_by_step(path: Path) -> dict[int, set[int]]:
     """The lags of the sampled tokens of each trained batch, from the facts alone."""
-    facts = tables.read_rollout_facts(path)
+    facts = rollout_facts(path)
     trained = pl.read_parquet(path / "training_facts.parquet" / "*.parquet").filter(pl.col("fate") == "trained")
     joined = trained.join(facts, on="episode_id").explode("policy_versions").filter(pl.col("policy_versions") >= 0)
     lag = joined.select("step", lag=pl.col("step") - pl.col("policy_versions"))
@@ -45,7 +45,7 @@ def lags_by_step(path: Path) -> dict[int, set[int]]:
 
 def num_mixed(path: Path) -> int:
     """Trajectories with tokens of several versions."""
-    facts = tables.read_rollout_facts(path)
+    facts = rollout_facts(path)
     return facts.filter(pl.col("min_policy_version") < pl.col("max_policy_version")).height
 
 
@@ -133,7 +133,7 @@ def test_a_resumed_run_keeps_its_queue_and_issues_the_rest_again(tmp_path: Path)
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(6))
     assert all(max(lags) <= 3 for lags in lags_by_step(tmp_path).values())
     assert num_mixed(tmp_path) > 0, "some responses have several versions, or this test shows nothing"
-    split = tables.per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
+    split = per_turn(tmp_path, first_step=1).filter(pl.col("turn") == "all")
     assert np.isfinite(split["policy_lag"].item())
     assert split["implementation"].item() < 1e-4, "each token is recomputed at its own version"
 

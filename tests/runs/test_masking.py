@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from agent_rl.analysis import tables
 from agent_rl.pipeline.continuous import ContinuousController
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
@@ -22,6 +21,7 @@ from agent_rl.rollout.worker import RolloutResult
 from agent_rl.run import local_ray, train
 from tests.configs import quickstart
 from tests.trajectories import random_trajectory
+from tests.whole_runs import rollout_facts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +81,7 @@ def test_masked_episodes_are_not_trained_and_are_counted(tmp_path: Path) -> None
         assert row["masked/undecided"] == 4
         assert row["reward/outcome"] == 0.25
         # The tokens of the masked episodes are not among those of the step.
-        facts = tables.read_rollout_facts(tmp_path).filter(pl.col("batch") == row["step"])
+        facts = rollout_facts(tmp_path).filter(pl.col("batch") == row["step"])
         kept = facts.filter(pl.col("mask_reason").is_null() & (pl.col("group_id") % 3 != 2))
         assert row["trained_tokens"] == kept["num_sampled"].sum() < facts["num_sampled"].sum()
     # The baseline of a group is the mean of the episodes that are left: rewards 0, 0, 1.
@@ -150,7 +150,7 @@ def test_a_failing_reward_can_have_its_episode_issued_again_within_bounds(tmp_pa
     ledger = run(tmp_path, "fails_at_first_or_always", "rollout.reward_errors=reissue", "rollout.max_attempts=2")
     assert sorted(dropped(ledger)) == [1, 3, 5]
     assert sum(event["count"] for event in ledger if event["event"] == "reissued") == 24
-    assert tables.read_rollout_facts(tmp_path)["attempt"].to_list() == [1] * 18
+    assert rollout_facts(tmp_path)["attempt"].to_list() == [1] * 18
 
 
 def test_a_reward_that_always_fails_stops_the_run_with_its_message(tmp_path: Path) -> None:

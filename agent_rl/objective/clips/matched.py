@@ -71,7 +71,7 @@ class Matched(Clip):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.needs_turns = config.by_turn or config.turns is not None
-        self.schedule = None if config.schedule is None else Schedule.read(_file(config.schedule), config.by_turn)
+        self.schedule = None if config.schedule is None else RadiiSchedule.read(_file(config.schedule), config.by_turn)
 
     def reference(
         self, step: int, log_ratios: Sequence[Tensor] | None, tokens: Sequence[ActiveTokens], reduce: Reduce | None
@@ -94,7 +94,7 @@ class Matched(Clip):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RadiiSchedule:
     """Radii by step; a step that the run skipped has those of the step before it, the first ones those that follow."""
 
     path: Path
@@ -102,7 +102,7 @@ class Schedule:
     pairs: tuple[Pairs, ...]
 
     @staticmethod
-    def read(path: Path, by_turn: bool) -> "Schedule":
+    def read(path: Path, by_turn: bool) -> "RadiiSchedule":
         """The schedule in the metrics of a run. Raises `ValueError` if they hold no equivalent radii."""
         lines = [row for row in read_jsonl(path) if "eps_eff_low" in row or "skipped_empty" in row]
         rows = [row for row in lines if row.get("eps_eff_low") is not None]
@@ -119,7 +119,7 @@ class Schedule:
         for row in lines:
             last = last if row.get("eps_eff_low") is None else _pairs(row, num_turns)
             pairs.append(last)
-        return Schedule(path, tuple(row["step"] for row in lines), tuple(pairs))
+        return RadiiSchedule(path, tuple(row["step"] for row in lines), tuple(pairs))
 
     def at(self, step: int) -> Pairs:
         """The radii of a step. Raises `ValueError` outside of the steps that the schedule covers."""

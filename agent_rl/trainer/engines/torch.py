@@ -112,38 +112,41 @@ class TorchEngine(PartBase):
         )
 
     def _train_once(self, chosen: RolloutBatch, indices: list[int], policy_version: int) -> Update:
-        """The step's statistic, forward and backward a micro-batch, one AdamW step."""
+        """One optimizer step on `chosen`: the statistic, forward and backward of each micro-batch, then AdamW."""
         if not indices:
             return Update([], policy_version, [], [], {"skipped_empty": 1.0, "skipped_nonfinite": 0.0}, [])
         plan, batches = self._pack(chosen.trajectories, chosen.advantages, chosen.columns(self.objective.needs))
         routing = RoutingTally()
         balance = LoadBalancing(self.model, self.config.load_balancing, self.ranks.reduce)
-        step, outputs, found = self._accumulate(batches, policy_version, routing, balance)
-        logprobs, entropies = [f.logprobs for f in found], [f.entropies for f in found]
+        step, outputs, passes = self._accumulate(batches, policy_version, routing, balance)
+        logprobs, entropies = [p.logprobs for p in passes], [p.entropies for p in passes]
         self.objective.end_step(batches, logprobs, step, self.ranks.reduce)
         metrics = {"skipped_empty": float(step.empty), "num_microbatches": float(len(batches)), **self._update(step)}
         mismatch: list[dict[str, Any]] = []
         if not step.empty:
             tokens = step_tokens(batches, logprobs, entropies, outputs, policy_version)
             at_proximal = active_values(plan, batches, chosen.proximal)
-            mismatch = rows_of_all(self.ranks.gather(StepShare(tokens, bound_tokens(batches, found), at_proximal)))
-            metrics |= step_metrics(batches, outputs, self.ranks.reduce, step)
-            expected = self.config.off_support_every > 0 and mismatch[0]["kept_size"] > 0  # it is NaN with full support
-            if "off_support" in mismatch[0] or not expected:  # else only a part of the budget is known
-                metrics["bound_budget"] = sum(float(mismatch[0].get(name, 0.0)) for name in ("tv", "off_support"))
+            mismatch = rows_of_all(self.ranks.gather(StepShare(tokens, bound_tokens(batches, passes), at_proximal)))
+            metrics |= step_metrics(batches, outputs, self.ranks.reduce, step) | self._mismatch_metrics(mismatch[0])
             routing.join(self.ranks.gather(routing.counts))
             mismatch += [*reference_rows(batches, outputs, step, self.ranks.reduce), *routing.rows()]
             metrics |= routing.metrics() | balance.metrics()
-            metrics["mismatch_mean_abs"] = float(mismatch[0]["mean_abs_d"])
-            metrics["entropy"] = float(mismatch[0]["entropy"])
         own, entropy = self._in_order(plan, batches, logprobs), self._in_order(plan, batches, entropies)
         return Update(indices, policy_version, own, entropy, metrics, mismatch)
+
+    def _mismatch_metrics(self, whole: dict[str, Any]) -> dict[str, float]:
+        """Metrics from `whole`, the mismatch row over all tokens; `bound_budget` only where all of it is known."""
+        metrics = {"mismatch_mean_abs": float(whole["mean_abs_d"]), "entropy": float(whole["entropy"])}
+        cut = whole["kept_size"] > 0  # NaN with full support, which has no mass off it
+        if "off_support" in whole or not (cut and self.config.off_support_every):
+            metrics["bound_budget"] = float(whole.get("tv", 0.0)) + float(whole.get("off_support", 0.0))
+        return metrics
 
     def _in_order(self, plan: list[list[int]], batches: list[TokenBatch], values: list[Tensor]) -> list[FloatArray]:
         """Per-token values of all ranks' micro-batches as one array a trajectory, in the trajectories' own order."""
         shares = self.ranks.gather(by_index(plan, batches, values))
-        found = {index: array for share in shares for index, array in share.items()}
-        return [found[i] for i in range(len(found))]
+        arrays = {index: array for share in shares for index, array in share.items()}
+        return [arrays[i] for i in range(len(arrays))]
 
     @property
     def _needs_proximal(self) -> bool:
@@ -165,14 +168,14 @@ class TorchEngine(PartBase):
         chosen = [
             i for i, t in enumerate(trajectories) if int((t.episode_id + 1) * fraction) > int(t.episode_id * fraction)
         ]
-        found: list[FloatArray | None] = [None] * len(trajectories)
+        arrays: list[FloatArray | None] = [None] * len(trajectories)
         plan, batches = self._pack([trajectories[i] for i in chosen], np.zeros(len(chosen), np.float32))
         if self.frozen is None:
             self.frozen = load_model(str(self.source), self.config.compute, self.ranks).requires_grad_(False)
         logprobs = self.snapshots.logprobs(self.frozen, batches, self.ranks)
         for index, values in zip(chosen, self._in_order(plan, batches, logprobs), strict=True):
-            found[index] = values
-        return found
+            arrays[index] = values
+        return arrays
 
     def _pack(
         self,
@@ -194,13 +197,14 @@ class TorchEngine(PartBase):
                 batches = [with_column(b, part, name, values) for b, part in zip(batches, plan, strict=True)]
         return plan, batches
 
-    @torch.no_grad()
     def _reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray] | None:
         """Log-probs of the initial policy, where the objective reads them."""
-        if self.reference is None:
-            return None
+        return None if self.reference is None else self._logprobs_of(self.reference, trajectories)
+
+    @torch.no_grad()
+    def _logprobs_of(self, model: Any, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
         plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
-        return self._in_order(plan, batches, [token_logprobs(self.reference, batch)[0] for batch in batches])
+        return self._in_order(plan, batches, [token_logprobs(model, batch).logprobs for batch in batches])
 
     def _batch_number(self, policy_version: int) -> int:
         """Which rollout batch of the run a version is trained on."""
@@ -215,35 +219,37 @@ class TorchEngine(PartBase):
         pass that is trained gives them; with more, a pass without gradients goes first.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        step, number = None, self._batch_number(policy_version)
+        number, one_pass = self._batch_number(policy_version), len(batches) == 1
         off_support = self.config.off_support_every > 0 and number % self.config.off_support_every == 0
-        if len(batches) > 1:
+        step = None
+        if not one_pass:
             step = self.objective.begin_step(batches, self._no_grad_pass(batches, balance), self.ranks.reduce, number)
-        outputs, found = [], []
+        outputs, passes = [], []
         for batch in batches:
             current = token_logprobs(self.model, batch, off_support)
             routing.add(self.model, batch.turn_ids)
-            if len(batches) == 1:
-                balance.count(self.model, batch)
             constant = current._replace(logprobs=current.logprobs.detach())
-            step = step or self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, number)
-            found.append(constant)
+            passes.append(constant)
+            if one_pass:
+                balance.count(self.model, batch)
+                step = self.objective.begin_step(batches, [constant.logprobs], self.ranks.reduce, number)
+            assert step is not None
             if not step.empty:
                 output = self.objective.loss(current.logprobs, batch, step)
                 (output.loss + balance.loss(self.model, batch)).backward()  # type: ignore[no-untyped-call]
                 outputs.append(output)
         assert step is not None
-        return step, outputs, found
+        return step, outputs, passes
 
     @torch.no_grad()
     def _no_grad_pass(self, batches: list[TokenBatch], balance: LoadBalancing) -> list[Tensor] | None:
         if not (self.objective.needs_step_pass or balance.is_on):
             return None
-        found = []
+        logprobs = []
         for batch in batches:
-            found.append(token_logprobs(self.model, batch).logprobs)
+            logprobs.append(token_logprobs(self.model, batch).logprobs)
             balance.count(self.model, batch)
-        return found
+        return logprobs
 
     def _update(self, step: StepContext) -> dict[str, float]:
         if step.empty:
@@ -258,11 +264,9 @@ class TorchEngine(PartBase):
             self.optimizer.step()
         return {**metrics, "grad_norm": norm, "skipped_nonfinite": float(not finite)}
 
-    @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[FloatArray]:
         """Log-prob of every sampled token, float32 [L] a trajectory, NaN elsewhere, replayed as sampled."""
-        plan, batches = self._pack(trajectories, np.zeros(len(trajectories), np.float32))
-        return self._in_order(plan, batches, [token_logprobs(self.model, batch)[0] for batch in batches])
+        return self._logprobs_of(self.model, trajectories)
 
     def publish(self, path: Path) -> None:
         """Write the weights under the names of Hugging Face's files, each rank its shards; whole or not at all."""
