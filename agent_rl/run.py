@@ -1,11 +1,11 @@
-"""Build the parts of a run from its config and run the loop."""
+"""Builds the parts of a run from its config and runs the training loop."""
 
 import contextlib
 import fcntl
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from agent_rl.pipeline.cluster import local_ray as local_ray
 from agent_rl.pipeline.continuous import ContinuousController
 from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, results_of, trainer_results
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
+from agent_rl.pipeline.figures import OnRow
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.pipeline.state import SERVED_WEIGHTS, RunState
+from agent_rl.pipeline.state import SERVED_WEIGHTS, RunState, policy_version_at
 from agent_rl.pipeline.wandb_log import wandb_log
 from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
@@ -35,24 +36,25 @@ from agent_rl.trainer.group import TrainGroup
 from agent_rl.trainer.worker import TrainWorker
 from agent_rl.weights.base import WeightsLostError
 
-OnRow = Callable[[dict[str, Any]], None]
 Prompts = tuple[PromptSource, PromptSource]
+"""The training prompts and the held-out prompts."""
 ANYWHERE = Placement()
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a run ended: at `step` optimizer steps, complete or stopped early."""
+class RunResult:
+    """How a run ended. `step`: rollout batches trained. `complete`: whether these are all, or the run was stopped."""
 
     step: int
     complete: bool
 
 
-def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: Prompts | None = None) -> Outcome:
+def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: Prompts | None = None) -> RunResult:
     """Run `config` in the run directory `path`, from its newest checkpoint if `resume`.
 
-    The stages in order: prompts, rollout workers (with tools in the sandbox), pipeline, trainer, weights. `prompts`:
-    what `checked_prompts` gives, where it is at hand already.
+    If the trainer dies, the run goes back to its newest checkpoint and continues. `prompts`: the result of
+    `checked_prompts`, if the caller has it already. Raises `ValueError` if the run cannot start or go on, with the
+    reason, and `StalledError` if the watchdog stops it.
     """
     checkpoint = newest_checkpoint(path) if resume else None
     if checkpoint:
@@ -73,7 +75,7 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
 
 
 def _gave_up(num_deaths: int, last: Exception) -> str:
-    """`last` may be as Ray gives it: what a worker raised, below the worker's stack."""
+    """The message of a run that gives up. `last`: the last error, which Ray may have wrapped in a worker's stack."""
     reason = str(getattr(last, "cause", last)).strip().splitlines()[0].rstrip(".")
     return (
         f"the trainer died {num_deaths} times, last: {reason}; see whether its machine runs out of memory (lower "
@@ -83,9 +85,10 @@ def _gave_up(num_deaths: int, last: Exception) -> str:
 
 def _check_resumed(path: Path, state: RunState, config: RunConfig) -> None:
     if state.evaluating is not None and not config.eval.workers:
+        version = policy_version_at(state.evaluating, state.updates_per_batch)
         raise ValueError(
-            f"{path} was evaluating version {state.evaluating * state.updates_per_batch} beside training and has to do "
-            "so again; set eval.workers to 1 or more"
+            f"{path} was evaluating version {version} beside training and has to do so again; "
+            "set eval.workers to 1 or more"
         )
     if state.updates_per_batch != config.updates_per_batch:
         raise ValueError(
@@ -95,8 +98,8 @@ def _check_resumed(path: Path, state: RunState, config: RunConfig) -> None:
         )
 
 
-def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: Prompts, on_row: OnRow) -> Outcome:
-    """Run `config` from a checkpoint, or from the start; what `path` holds of later steps is cut."""
+def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: Prompts, on_row: OnRow) -> RunResult:
+    """Run `config` from a checkpoint, or from the start. What `path` holds of later steps is removed."""
     state = RunState.load(checkpoint) if checkpoint else RunState()
     plan = plan_of(config, state, resumed=checkpoint is not None)
     with contextlib.ExitStack() as stack:
@@ -104,7 +107,7 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
         placement = stack.enter_context(cluster(config, with_trainer=True))
         stages = start_stages(config, prompts, server, plan.waves, placement)
         stack.callback(stages.close)
-        load_weights(stages, checkpoint, state.step, plan.served(state.step), config.updates_per_batch)
+        serve_initial_weights(stages, checkpoint, state.step, plan.served(state.step))
         directory = RunDirectory(path, config, state)
         stack.callback(directory.close)
         controller = build_controller(config, plan, stages, directory, on_row)
@@ -113,11 +116,11 @@ def train_from(checkpoint: Path | None, config: RunConfig, path: Path, prompts: 
         stack.enter_context(watch(config, stages, controller, path / "stacks"))
         with stop_on_interrupt(controller):
             controller.run()
-    return Outcome(controller.step, controller.step == config.num_steps)
+    return RunResult(controller.step, controller.step == config.num_steps)
 
 
 def plan_of(config: RunConfig, state: RunState, resumed: bool) -> Schedule | Pacing:
-    """When what is sampled and trained, as the regime has it."""
+    """The plan of the regime: when to sample and to train. `resumed`: whether `state` is from a checkpoint."""
     regime = registry.build("pipeline", config.pipeline)
     plan: Schedule | Pacing = regime.plan(config.batch.num_prompts, config.num_steps)
     if isinstance(plan, Pacing):
@@ -129,6 +132,7 @@ def plan_of(config: RunConfig, state: RunState, resumed: bool) -> Schedule | Pac
 def build_controller(
     config: RunConfig, plan: Schedule | Pacing, stages: Stages, directory: RunDirectory, on_row: OnRow
 ) -> Controller:
+    """The training loop for `plan`."""
     if isinstance(plan, Pacing):
         return ContinuousController(config, plan, stages, directory, on_row)
     return BatchController(config, plan, stages, directory, on_row)
@@ -137,7 +141,7 @@ def build_controller(
 def start_stages(
     config: RunConfig, prompts: Prompts, server: ToolServer, waves: bool, placement: Placement = ANYWHERE
 ) -> Stages:
-    """Start the Ray actors of a run and build the rest. Close them when done."""
+    """Start the Ray actors of a run and build its other parts. Close the stages when done."""
     kind = TrainWorker if config.num_trainer_ranks == 1 else TrainGroup
     trainer = ray.remote(kind).options(**placement.trainer()).remote(config)
     stages = Stages(
@@ -152,20 +156,21 @@ def start_stages(
             num_workers=config.rollout.num_workers,
             engine=config.rollout.engine,
         ),
-        check_tool_server=server.check,
+        tool_server=server,
+        updates_per_batch=config.updates_per_batch,
         eval_workers=start_workers(config, server, waves, placement, for_evaluation=True)
         if config.eval.workers
         else None,
     )
     for pool in stages.pools:
-        pool.check = lambda: stages.check_tool_server()  # as it is by then: `watch` puts another in its place
+        pool.check = stages.check
     return stages
 
 
 def start_workers(
     config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE, for_evaluation: bool = False
 ) -> WorkerPool:
-    """The workers of training or those for evaluation alone, whose places come after the others."""
+    """Start the workers of training, or those that only evaluate, whose places come after the others."""
     worker = ray.remote(RolloutWorker)
     first = config.rollout.num_workers if for_evaluation else 0
 
@@ -180,32 +185,25 @@ def start_workers(
 
 @contextlib.contextmanager
 def watch(config: RunConfig, stages: Stages, controller: Controller, stacks: Path) -> Iterator[None]:
-    """Let a watchdog look at a run; with `policy: stop` the loop hears of a standstill where it waits."""
-    check_tool_server = stages.check_tool_server
+    """Let a watchdog look at a run. With `policy: stop` it stops the run through `stages.check`."""
     watched = Watched(
         workers=lambda: stages.worker_handles,
         trainer=stages.trainer,
         step=lambda: controller.step,
         num_in_flight=lambda: len(controller.directory.ledger.in_flight),
     )
-    with Watchdog(config.watchdog, watched, stacks) as watchdog:
-
-        def check() -> None:
-            check_tool_server()
-            watchdog.check()
-
-        stages.check_tool_server = check
+    with Watchdog(config.watchdog, watched, stacks) as stages.watchdog:
         yield
 
 
 def build_prompts(config: RunConfig) -> Prompts:
-    """The training and the held-out prompts; built before anything is started, since a file may be missing."""
+    """Build the training and the held-out prompts. Call it before anything is started, since a file may be missing."""
     sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
     return sources[0], sources[1]
 
 
 def checked_prompts(config: RunConfig) -> Prompts:
-    """`build_prompts` for training. Raises `ValueError` if a held-out problem is seen among those trained on."""
+    """`build_prompts`, for training. Raises `ValueError` if a held-out problem is also trained on."""
     train, heldout = build_prompts(config)
     if config.eval.every and not config.eval.allow_overlap:
         found = check_overlap(prompts_of(train)[0], prompts_of(heldout, config.eval.num_prompts)[0])
@@ -219,7 +217,7 @@ def checked_prompts(config: RunConfig) -> Prompts:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Keep other processes out of a run directory. Raises `ValueError` if one is in it."""
+    """Keep other processes out of a run directory. Raises `ValueError` if another process uses it."""
     path.mkdir(parents=True, exist_ok=True)
     with (path / "lock").open("w") as file:
         try:
@@ -233,22 +231,22 @@ def lock(path: Path) -> Iterator[None]:
                 shutil.rmtree(path)
 
 
-def load_weights(stages: Stages, checkpoint: Path | None, start: int, served: int, updates_per_batch: int = 1) -> None:
-    """Give trainer and engines the weights that step `start` begins with: the newest and the version `served`.
+def serve_initial_weights(stages: Stages, checkpoint: Path | None, start: int, served: int) -> None:
+    """Load the trainer's weights for step `start`, publish them, and let the engines serve those of step `served`.
 
     Raises `TrainerDiedError` if the trainer dies meanwhile.
     """
-    trainer_results([stages.trainer.is_idle.remote()])  # one that cannot be made says why, before a channel asks it
+    trainer_results([stages.trainer.ping.remote()])  # raises why its constructor failed, before a channel calls it
     if checkpoint:
         trainer_results([stages.trainer.load.remote(str(checkpoint))])
     trainer_results(stages.channel.publish(start))
     if checkpoint and served != start:
         trainer_results(stages.channel.restore(served, checkpoint / SERVED_WEIGHTS))
-    stages.serve(served, updates_per_batch)
+    stages.serve(served)
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The newest whole checkpoint of a run. Raises `ValueError` if there is none."""
+    """The newest finished checkpoint of a run. Raises `ValueError` if there is none."""
     checkpoints = list_checkpoints(path)
     if not path.is_dir():
         raise ValueError(f"there is no run at {str(path)!r}; see the directories in runs/")
@@ -259,7 +257,7 @@ def newest_checkpoint(path: Path) -> Path:
 
 @contextlib.contextmanager
 def stop_on_interrupt(controller: Controller) -> Iterator[None]:
-    """Ctrl-C asks for a stop after the running step, with a checkpoint; a second one stops at once."""
+    """Ctrl-C stops the run after the current step, with a checkpoint; a second Ctrl-C stops it at once."""
 
     def on_signal(number: int, frame: Any) -> None:
         if controller.stop_requested:
@@ -275,7 +273,7 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 
 
 def evaluate_model(config: RunConfig, policy_version: int) -> Evaluation:
-    """Evaluate `model.path` on the config's held-out prompts, through the whole rollout, as `policy_version`."""
+    """Evaluate `model.path` on the held-out prompts. `policy_version`: what the rows say that it is."""
     _, prompts = build_prompts(config)
     with ToolServer(config.sandbox) as server, cluster(config, with_trainer=False) as placement:
         workers = start_workers(config, server, waves=False, placement=placement)

@@ -17,7 +17,7 @@ from agent_rl.config import load
 from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.run import build_prompts, load_weights, local_ray, start_stages
+from agent_rl.run import build_prompts, local_ray, serve_initial_weights, start_stages
 from agent_rl.tool_server import ToolServer
 
 STEPS = 6
@@ -28,7 +28,7 @@ def run(schedule: Schedule, stages: Any, config: Any) -> list[dict[str, Any]]:
     """The steps of one schedule; the first, which warms up, and those at the ends, which cannot overlap, left out."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        load_weights(stages, None, 0, served=0)
+        serve_initial_weights(stages, None, 0, served=0)
         directory = RunDirectory(Path(folder), config)
         BatchController(config, schedule, stages, directory, rows.append).run()
         directory.close()

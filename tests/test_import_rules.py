@@ -25,7 +25,7 @@ RAY_MAY_BE_IMPORTED_BY = {
     "agent_rl/trainer/group.py",
     "agent_rl/weights/distributed.py",
     "agent_rl/weights/transfer/handles.py",
-    "agent_rl/weights/transfer/keeper.py",
+    "agent_rl/weights/transfer/version_store.py",
     "agent_rl/weights/transfer/kept.py",
 }
 SOURCES = sorted(p for top in ("agent_rl", "sandbox", "tools") for p in (ROOT / top).rglob("*.py"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -19,7 +20,7 @@ from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.controller import Stages
 from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, read_metrics
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.run import build_prompts, load_weights, local_ray, lock, newest_checkpoint, start_stages, train
+from agent_rl.run import build_prompts, local_ray, lock, newest_checkpoint, serve_initial_weights, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
 from tests.whole_runs import SMALL, ignore, per_turn, recorded_lags, rollout_facts
@@ -36,7 +37,7 @@ def cluster() -> Iterator[None]:
 
 def control(config: RunConfig, schedule: Schedule, stages: Stages, path: Path) -> RunDirectory:
     """Run all steps of `config` with given stages, from version 0."""
-    load_weights(stages, None, 0, served=0)
+    serve_initial_weights(stages, None, 0, served=0)
     directory = RunDirectory(path, config)
     BatchController(config, schedule, stages, directory, ignore).run()
     directory.close()
@@ -70,12 +71,13 @@ def test_a_broadcast_interval_cycles(stages: Stages, tmp_path: Path) -> None:
 
 
 def test_the_pools_watch_over_a_run_as_it_does_itself(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is checked while weights are pushed is what the watchdog has put there since the pools were made."""
+    """While weights are pushed, the tool server and the watchdog are asked, which is set after the pools are made."""
     checked: list[str] = []
-    monkeypatch.setattr(stages, "check_tool_server", lambda: checked.append("now"))
+    monkeypatch.setattr(stages.tool_server, "check", lambda: checked.append("tool server"))
+    monkeypatch.setattr(stages, "watchdog", SimpleNamespace(check=lambda: checked.append("watchdog")))
     for pool in stages.pools:
         pool.check()
-    assert checked == ["now"]
+    assert checked == ["tool server", "watchdog"]
 
 
 def final_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The loop of the regimes that train whole rollout batches, each sampled at one known version."""
+"""The training loop of the regimes that sample each rollout batch with one policy version, known beforehand."""
 
 import time
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config import RunConfig
-from agent_rl.pipeline.controller import Controller, OnRow, Stages
-from agent_rl.pipeline.figures import dropped_rows, rollout_figures
+from agent_rl.pipeline.controller import Controller, Stages
+from agent_rl.pipeline.figures import OnRow, dropped_rows, rollout_figures
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.selection import Selection, keep_without_spread, select_groups, sorted_episodes
@@ -19,45 +19,46 @@ from agent_rl.rollout.worker import RolloutResult
 
 @dataclass
 class Generation:
-    """A rollout batch that workers are busy with."""
+    """A rollout batch that is being sampled."""
 
     batch: int
     calls: list[Call]
 
 
 class BatchController(Controller):
-    """Runs optimizer steps as `schedule` says. Batch i is trained at step i."""
+    """Samples and trains as `schedule` says. Step i trains on batch i."""
 
     def __init__(
         self, config: RunConfig, schedule: Schedule, stages: Stages, directory: RunDirectory, on_row: OnRow
     ) -> None:
-        super().__init__(config, stages, directory, on_row, schedule.served(directory.state.step))
+        super().__init__(config, schedule, stages, directory, on_row)
         self.schedule = schedule
         self.ready: dict[int, list[Trajectory]] = {}
+        """The batches that are sampled and not trained."""
 
     def in_flight(self) -> set[int]:
         return {t.group_id for trajectories in self.ready.values() for t in trajectories}
 
-    def state(self, checkpoint: Path) -> RunState:
+    def save_state(self, checkpoint: Path) -> RunState:
         queue = {batch: sorted({t.group_id for t in waiting}) for batch, waiting in self.ready.items()}
-        return RunState(step=self.step, updates_per_batch=self.updates, queue=queue, ramps=self.schedule.ramps)
+        updates = self.stages.updates_per_batch
+        return RunState(step=self.step, updates_per_batch=updates, queue=queue, ramps=self.schedule.ramps)
 
     def run(self) -> None:
-        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
+        """Sample and train until `num_steps`, or until a stop is requested.
 
-        At step i: start sampling batch i + prefetch with the weights now served, train on batch i
-        meanwhile, wait for both, then hand the new version to the engines. With prefetch 0 the two
-        follow each other. An evaluation that is due goes on beside them where the engines serve version i, and
-        through later steps as well where it has workers of its own.
-        Only whole steps happen, so between steps nothing is in flight but `ready`.
+        Step i starts to sample batch i + prefetch with the weights now served, trains on batch i meanwhile, waits for
+        both and broadcasts the new weights. With prefetch 0 it trains after it has sampled. If the engines serve the
+        weights of step i, an evaluation that is due runs during the step; with workers of its own it may go on through
+        later steps. Between steps no group is in flight but those of `ready`.
         """
         self._fill()
         while self.step < self.config.num_steps and not self.stop_requested:
             started = time.monotonic()
-            shared = self.beside is None and self.schedule.prefetch > 0 and self.served == self.step
-            row = {} if shared else self._evaluate_if_due()
+            evaluate_while_training = self.beside is None and self.schedule.prefetch > 0 and self.served == self.step
+            row = {} if evaluate_while_training else self._evaluate_if_due()
             ahead = self._generate(self.step + self.schedule.prefetch)
-            evaluation = self._start_evaluation() if shared else None
+            evaluation = self._start_evaluation() if evaluate_while_training else None
             if self.schedule.prefetch == 0:
                 row |= self._collect(ahead)
             batch = self.ready.pop(self.step)
@@ -65,7 +66,7 @@ class BatchController(Controller):
             training = self._start_training(batch)
             if self.schedule.prefetch > 0:
                 row |= self._collect(ahead)
-            result = self._trained([training])[0]
+            result = self._wait_for_trainer([training])[0]
             row |= self._collect_evaluation(evaluation)
             row |= self._broadcast(self.step + 1)
             self._record(row, batch, result, started)
@@ -76,7 +77,7 @@ class BatchController(Controller):
             self._finish()
 
     def _fill(self) -> None:
-        """Have the first batches ready: those of the checkpoint's queue are read, the others sampled now."""
+        """Make the first batches ready: read those of the checkpoint's queue, sample the others."""
         for batch in range(self.step, min(self.step + self.schedule.prefetch, self.config.num_steps)):
             if batch in self.directory.state.queue:
                 self.ready[batch] = self.directory.read_queued(batch)
@@ -84,18 +85,18 @@ class BatchController(Controller):
                 self._collect(self._generate(batch))
 
     def _generate(self, batch: int) -> Generation | None:
-        """Start sampling a batch on all workers; None past the last step."""
+        """Start to sample a batch on all workers; None after the last batch."""
         if batch >= self.config.num_steps:
             return None
         return Generation(batch, self._issue(self.config.batch.num_prompts))
 
     def _issue(self, num_prompts: int) -> list[Call]:
-        """Start sampling the groups of the next prompts of the stream."""
+        """Start to sample the groups of the next prompts of the stream."""
         tasks = [task for group_id in self._issue_groups(num_prompts) for task in self._group_tasks(group_id)]
         return self.stages.workers.deal(tasks)
 
     def _collect(self, generation: Generation | None) -> dict[str, Any]:
-        """Wait for a batch; write its facts; drop groups that are not trained on; keep the rest ready."""
+        """Wait for a batch, write its facts, drop groups that cannot be trained on, and put the others into `ready`."""
         if generation is None:
             return {}
         started = time.monotonic()
@@ -115,10 +116,10 @@ class BatchController(Controller):
         return {**rollout_figures(episodes, rounds), "wait_s": waited_s}
 
     def _sample(self, generation: Generation) -> tuple[list[list[RolloutResult]], Selection]:
-        """Wait for the groups of a batch and, with dynamic sampling, for those that replace groups without spread.
+        """Wait for the groups of a batch; with dynamic sampling, also for replacements of groups without spread.
 
-        The weights that are served do not change meanwhile, so a replacement has the lag of what it replaces. If no
-        group at all has spread, the first ones are trained on as they are: the step then has no gradient.
+        The served weights do not change meanwhile, so a replacement has the lag of the group that it replaces. If no
+        group has spread, the step trains on those of the first round: it then has no gradient.
         """
         left = self.config.batch.max_replacements
         dynamic = left > 0
@@ -131,14 +132,11 @@ class BatchController(Controller):
         return rounds, selection if selection.kept else keep_without_spread(selection, rounds[0])
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
-        """Lag is a promise: every sampled token carries the version that the schedule says."""
-        promised = self.schedule.version(self.step) * self.updates
+        """Assert that every sampled token has the policy version that the schedule promised."""
+        promised = self.stages.policy_version(self.schedule.sampling_step(self.step))
         for trajectory in batch:
             versions = trajectory.policy_versions[trajectory.loss_mask]
             assert (versions == promised).all(), (
                 f"step {self.step}: episode {trajectory.episode_id} was sampled at versions "
                 f"{sorted(set(versions.tolist()))}, the schedule promised {promised}"
             )
-
-    def _is_served(self, policy_version: int) -> bool:
-        return self.schedule.served(policy_version) == policy_version

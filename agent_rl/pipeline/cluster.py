@@ -1,4 +1,4 @@
-"""Which Ray a run uses, and where in it the trainer and the rollout workers stand."""
+"""Starts or joins the Ray cluster of a run, and places the trainer and the rollout workers in it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +16,21 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Options for a run's actors. Without a group, of a Ray of the run's own, they stand anywhere."""
+    """Ray options for a run's actors. Without a placement group, Ray places them anywhere."""
 
     worker_gpus: float = 0.0
     trainer_gpus: float = 0.0
-    """Of the trainer's own actor; where it is a group of ranks, these have them."""
+    """GPUs of the trainer's actor. 0 for a trainer of several ranks, whose actors reserve GPUs themselves."""
     group: Any = None
     first_worker: int = 0
-    """Bundle of worker 0; the trainer, where there is one, has the bundle before it."""
+    """Bundle of worker 0. A trainer has the bundle before it."""
 
     def trainer(self) -> dict[str, Any]:
+        """Options for the trainer's actor."""
         return self._options(self.first_worker - 1, self.trainer_gpus)
 
     def worker(self, place: int) -> dict[str, Any]:
+        """Options for the actor of the rollout worker at `place`."""
         return self._options(self.first_worker + place, self.worker_gpus)
 
     def _options(self, bundle: int, gpus: float) -> dict[str, Any]:
@@ -42,7 +44,7 @@ class Placement:
 
 @contextmanager
 def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
-    """The cluster at `ray.address` with places reserved there, or a Ray of this run's own on this machine."""
+    """Joins the cluster at `ray.address` and reserves places there, or starts Ray on this machine for the run alone."""
     num_actors = _num_workers(config, with_trainer) + with_trainer * _num_trainers(config)
     gpus = Placement(config.ray.worker_gpus, config.ray.trainer_gpus if config.num_trainer_ranks == 1 else 0.0)
     if config.ray.address is None:
@@ -58,17 +60,17 @@ def cluster(config: RunConfig, with_trainer: bool) -> Iterator[Placement]:
 
 
 def _num_trainers(config: RunConfig) -> int:
-    """Several ranks stand behind one more actor."""
+    """Actors of the trainer: its ranks, and one more in front of several."""
     return config.num_trainer_ranks + (config.num_trainer_ranks > 1)
 
 
 def _num_workers(config: RunConfig, with_trainer: bool) -> int:
-    """Those of evaluation stand after the others."""
+    """Rollout workers, with those of evaluation if there is a trainer."""
     return config.rollout.num_workers + with_trainer * config.eval.workers
 
 
 def _reserve(config: RunConfig, with_trainer: bool) -> Any:
-    """Reserve a place for each actor. Raises `ValueError` if the cluster has no room, or weights cannot get there."""
+    """Reserve a place for each actor. Raises `ValueError` if the cluster has no room or the weight channel no reach."""
     workers = [{"CPU": 1.0, "GPU": config.ray.worker_gpus} for _ in range(_num_workers(config, with_trainer))]
     trainer = {"CPU": float(_num_trainers(config)), "GPU": config.ray.trainer_gpus}
     wanted = [trainer] * with_trainer + workers
@@ -119,9 +121,9 @@ def _joined(address: str) -> Iterator[None]:
 
 @contextmanager
 def local_ray(num_actors: int) -> Iterator[None]:
-    """A Ray of this run's own on this machine, one CPU slot an actor, with one compute thread each.
+    """Starts Ray on this machine, with one CPU slot and one compute thread for each actor, and stops it at the end.
 
-    Where a Ray is up already, as in a notebook, that one is used and left up.
+    If Ray already runs in this process, as in a notebook, it is used and not stopped.
     """
     if ray.is_initialized():
         yield

@@ -1,4 +1,4 @@
-"""The loop of the fully asynchronous regime: groups are sampled without a pause, weights arrive while they are."""
+"""The training loop of the fully asynchronous regime: engines never pause, and load new weights while they sample."""
 
 import time
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 
 from agent_rl import facts
 from agent_rl.config import RunConfig
-from agent_rl.pipeline.controller import Controller, OnRow, Stages, trainer_results
-from agent_rl.pipeline.figures import dropped_rows, rollout_figures
+from agent_rl.pipeline.controller import Controller, Stages, trainer_results
+from agent_rl.pipeline.figures import OnRow, dropped_rows, rollout_figures
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory
 from agent_rl.pipeline.selection import NO_SPREAD, Selection, select_groups, sorted_episodes
@@ -22,49 +22,50 @@ from agent_rl.rollout.worker import RolloutResult
 OVERDUE = "overdue"
 QUEUE_FILE = "queue.parquet"
 _FRUITLESS_BATCHES = 4
-"""Batches' worth of groups in a row that may give nothing to train on."""
+"""How many batches of groups in a row may give nothing to train on."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A sampled group that waits to be trained: its trajectories, and its rows of rollout facts."""
+    """A sampled group that is not trained yet. `rows`: of rollout facts."""
 
     trajectories: list[Trajectory]
     rows: list[dict[str, Any]]
 
 
 class ContinuousController(Controller):
-    """Keeps groups in flight at the workers and trains on whole groups as they arrive, as `pacing` allows."""
+    """Issues groups and trains on whole groups as they arrive, as `pacing` allows."""
 
     def __init__(
         self, config: RunConfig, pacing: Pacing, stages: Stages, directory: RunDirectory, on_row: OnRow
     ) -> None:
-        super().__init__(config, stages, directory, on_row, directory.state.step)
+        super().__init__(config, pacing, stages, directory, on_row)
         self.pacing = pacing
-        self.versions: dict[int, int] = {}
-        """Issue version of every group in flight or queued."""
+        self.issue_steps: dict[int, int] = {}
+        """For every group in flight or queued, the step whose weights were served at its issue."""
         self.calls: dict[int, Call] = {}
         """Groups in flight."""
         self.queue: dict[int, Group] = {}
-        """Groups that have arrived, in that order."""
+        """Groups that have arrived, in the order of arrival."""
         self.training: list[int] = []
-        """Groups that the trainer has."""
+        """Groups that are being trained on."""
         self.results: list[RolloutResult] = []
-        """What arrived since the last step."""
+        """Results that arrived since the last step."""
         self.rows: list[dict[str, Any]] = []
-        """Rollout facts of the step's groups and of those dropped since the last one."""
+        """Rollout facts of the step's groups and of groups dropped since the last step."""
         self.replacements = 0
+        """Groups without spread that the step may still replace."""
         self.failures = 0
         """Groups in a row that could not be sampled whole."""
         self.fruitless = 0
-        """Groups in a row that gave nothing to train on: those, and those that masking took."""
+        """Groups in a row that gave nothing to train on: not sampled whole, or masked."""
 
     def run(self) -> None:
-        """Consume prompts and produce policy versions until `num_steps`, or until a stop is requested.
+        """Sample and train until `num_steps`, or until a stop is requested.
 
-        At step i: wait until the groups that step i must train on, and enough others, have arrived; train on them
-        while further groups are issued and arrive; then push version i + 1 to the engines, which go on with their
-        episodes. An evaluation that is due runs beside; the push waits for it unless it has workers of its own.
+        Step i waits for the groups that it must train on and for enough others, trains on them while more groups are
+        issued and arrive, and then broadcasts the new weights; engines continue their episodes with them. An evaluation
+        that is due runs meanwhile. The broadcast waits for it, unless it has workers of its own.
         """
         self._restore()
         while self.step < self.config.num_steps and not self.stop_requested:
@@ -86,24 +87,24 @@ class ContinuousController(Controller):
             self._finish()
 
     def in_flight(self) -> set[int]:
-        return self.versions.keys() | set(self.training)
+        return self.issue_steps.keys() | set(self.training)
 
     def _take_batch(self) -> list[Trajectory] | None:
-        """Issue and collect groups until the step's own have arrived; drop what is overdue; by group id.
+        """Issue and collect groups until those of the step have arrived; drop overdue ones. Returns it by group id.
 
-        None if a stop is requested meanwhile and nothing has been trained since the newest checkpoint. Otherwise the
-        step is still made, and saved: resuming needs a checkpoint from between steps.
+        Returns None if a stop is requested and the newest checkpoint is of this step. Otherwise the step is still made
+        and saved, since a run can only be resumed between steps.
         """
         self.replacements = self.config.batch.max_replacements
-        while (chosen := self.pacing.choose(self.step, self.versions, list(self.queue))) is None:
+        while (chosen := self.pacing.choose(self.step, self.issue_steps, list(self.queue))) is None:
             if self.stop_requested and (self.saving or self.step == self.directory.state.step):
                 return None
             self._pump([])
-        late = self.pacing.overdue(self.step, self.versions, chosen)
+        late = self.pacing.overdue(self.step, self.issue_steps, chosen)
         self._abort(late)
         groups = [self.queue.pop(group_id) for group_id in chosen]
         for group_id in chosen:
-            del self.versions[group_id]
+            del self.issue_steps[group_id]
         self.training = chosen
         self.rows += [row | {"batch": self.step} for group in groups for row in group.rows]
         batch = [trajectory for group in groups for trajectory in group.trajectories]
@@ -111,39 +112,39 @@ class ContinuousController(Controller):
         return batch
 
     def _train(self, batch: list[Trajectory]) -> Any:
-        """One optimizer step, while groups are issued and arrive."""
+        """Train on a batch while groups are issued and arrive."""
         training = self._start_training(batch)
         while not self._pump([training]):
             pass
         return trainer_results([training])[0]
 
     def _pump(self, others: list[Any]) -> bool:
-        """Issue what there is room for and collect what arrives in a second. Whether all of `others` have ended."""
+        """Issue groups, then collect those that arrive within a second. Returns whether all of `others` have ended."""
         self._admit()
         ended = self.stages.workers.ended(list(self.calls.values()), others)
         for group_id in [group_id for group_id, call in self.calls.items() if call in ended]:
             if (result := self.stages.workers.result(self.calls[group_id])) is not None:
                 self._arrive(group_id, result)
         self._check_ledger()
-        self.stages.check_tool_server()
+        self.stages.check()
         return self.stages.workers.have_ended(others)
 
     def _admit(self) -> None:
-        """Issue groups as the lag, the queue and the steps left allow, each to the worker with the fewest."""
+        """Issue as many groups as `pacing` allows, each to the worker with the fewest groups."""
         ledger = self.directory.ledger
         num_issued = len(ledger.issued) - len(ledger.dropped)
-        if room := self.pacing.room(self.served, num_issued, len(self.versions)):
+        if room := self.pacing.room(self.served, num_issued, len(self.issue_steps)):
             for group_id in self._issue_groups(room):
                 self._start(group_id, self.served)
 
-    def _start(self, group_id: int, version: int) -> None:
+    def _start(self, group_id: int, issue_step: int) -> None:
         busy = [call.place for call in self.calls.values()]
         place = min(range(self.stages.workers.size), key=busy.count)
-        self.versions[group_id] = version
+        self.issue_steps[group_id] = issue_step
         self.calls[group_id] = self.stages.workers.submit(self._group_tasks(group_id), place)
 
     def _arrive(self, group_id: int, result: RolloutResult) -> None:
-        """Queue a group, or drop it where it cannot be trained on."""
+        """Queue a group that has arrived, or drop it if it cannot be trained on."""
         del self.calls[group_id]
         selection = self._select(result)
         episodes = sorted_episodes([result])
@@ -154,26 +155,29 @@ class ContinuousController(Controller):
         self.results.append(result)
         rows = [facts.rollout_row(self.step, episode) for episode in episodes]
         if selection.dropped:
-            del self.versions[group_id]
+            del self.issue_steps[group_id]
             self.rows += rows
         else:
             self.queue[group_id] = Group([episode.trajectory for episode in selection.kept], rows)
 
     def _select(self, result: RolloutResult) -> Selection:
-        """A group without spread is replaced while the step has replacements left.
-
-        Raises `ValueError` if a batch's worth of groups in a row could not be sampled, or a few batches' worth gave
-        nothing to train on: each is replaced, so that there would be no end of it. With a stop requested one batch's
-        worth of those is enough.
-        """
+        """What to train on of a group. One without spread is dropped while the step has replacements left."""
         selection = select_groups([result], drop_without_spread=self.replacements > 0)
-        reasons = {reason for reason, _ in selection.dropped.values()}
-        self.replacements -= NO_SPREAD in reasons
+        self.replacements -= _lacks_spread(selection)
+        self._count_fruitless(selection)
+        return selection
+
+    def _count_fruitless(self, selection: Selection) -> None:
+        """Raises `ValueError` if too many groups in a row gave nothing to train on: replacing them would never end.
+
+        The limit is one batch of groups that could not be sampled, and a few batches of any. If a stop is requested, it
+        is one batch of any.
+        """
         self.failures = 0 if selection.num_whole else self.failures + 1
-        self.fruitless = 0 if selection.kept or NO_SPREAD in reasons else self.fruitless + 1
+        self.fruitless = 0 if selection.kept or _lacks_spread(selection) else self.fruitless + 1
         batch = max(self.config.batch.num_prompts, 2)
         if self.failures < batch and self.fruitless < batch * (1 if self.stop_requested else _FRUITLESS_BATCHES):
-            return selection
+            return
         reason, message = next(iter(selection.dropped.values()))
         if self.failures >= batch:
             raise ValueError(f"the last {self.failures} groups could not be sampled: {message}")
@@ -191,16 +195,17 @@ class ContinuousController(Controller):
             if group := self.queue.pop(group_id, None):
                 self.rows += group.rows
                 self.dropped += dropped_rows(self.step, group.trajectories, {group_id: OVERDUE})
-            version = self.versions.pop(group_id)
-            self._drop({group_id: (OVERDUE, f"issued at version {version}, not trained by step {self.step}")})
+            issued = self.issue_steps.pop(group_id)
+            self._drop({group_id: (OVERDUE, f"issued at step {issued}, not trained by step {self.step}")})
 
     def _check_lag(self, batch: list[Trajectory]) -> None:
-        """`max_lag`, in batches, is a promise, checked on the recorded version of every sampled token."""
+        """Assert that no sampled token exceeds `max_lag`, by the policy version that it carries."""
+        bound = self.pacing.max_lag * self.stages.updates_per_batch
         for trajectory in batch:
-            lag = self.step * self.updates - trajectory.policy_versions[trajectory.loss_mask]
-            assert ((lag >= 0) & (lag <= self.pacing.max_lag * self.updates)).all(), (
+            lag = self.stages.policy_version(self.step) - trajectory.policy_versions[trajectory.loss_mask]
+            assert ((lag >= 0) & (lag <= bound)).all(), (
                 f"step {self.step}: episode {trajectory.episode_id} has tokens of lag {np.unique(lag).tolist()}, "
-                f"the bound is {self.pacing.max_lag}"
+                f"the bound is {bound}"
             )
 
     def _record(self, row: dict[str, Any], batch: list[Trajectory], result: Any, started: float) -> None:
@@ -209,21 +214,24 @@ class ContinuousController(Controller):
         super()._record(row, batch, result, started)
 
     def _figures(self, waited_s: float) -> dict[str, Any]:
-        """`wait_s`: how long the trainer waited for its groups. The rest is over what arrived during the step."""
+        """`wait_s`: seconds that the trainer waited for groups. The rest is over what arrived since the last step."""
         results, self.results = self.results, []
         episodes = sorted_episodes(results)
         sampled = rollout_figures(episodes, [results]) if episodes else {}
         return {**sampled, "wait_s": waited_s, "num_queued": len(self.queue), "num_sampling": len(self.calls)}
 
-    def state(self, checkpoint: Path) -> RunState:
+    def save_state(self, checkpoint: Path) -> RunState:
         rows = [row for group in self.queue.values() for row in group.rows]
         facts.write_rows(checkpoint / QUEUE_FILE, rows, facts.ROLLOUT_FACTS)
         return RunState(
-            step=self.step, updates_per_batch=self.updates, versions=self.versions, arrived=list(self.queue)
+            step=self.step,
+            updates_per_batch=self.stages.updates_per_batch,
+            versions=self.issue_steps,
+            arrived=list(self.queue),
         )
 
     def _restore(self) -> None:
-        """Take up the checkpoint's groups: those that had arrived are read, the others issued again."""
+        """Read the checkpoint's groups that had arrived; issue its other groups again."""
         state = self.directory.state
         if not state.versions:
             return
@@ -231,7 +239,7 @@ class ContinuousController(Controller):
         for group_id in state.arrived:
             own = [row for row in rows if row["group_id"] == group_id]
             self.queue[group_id] = Group(facts.unmasked_trajectories(own), own)
-        self.versions = {group_id: state.versions[group_id] for group_id in state.arrived}
+        self.issue_steps = {group_id: state.versions[group_id] for group_id in state.arrived}
         again = [group_id for group_id in state.versions if group_id not in self.queue]
         for group_id in again:
             self._start(group_id, state.versions[group_id])
@@ -239,3 +247,7 @@ class ContinuousController(Controller):
             count = len(again) * self.config.batch.group_size
             self.directory.ledger.record("reissued", self.step, [], count=count)
         self._check_ledger()
+
+
+def _lacks_spread(selection: Selection) -> bool:
+    return any(reason == NO_SPREAD for reason, _ in selection.dropped.values())

@@ -1,4 +1,4 @@
-"""Held-out evaluation through the same workers, episodes and scorer as training."""
+"""Held-out evaluation, through the same kind of workers, episodes and reward as training."""
 
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from agent_rl import facts
 from agent_rl.analysis.scores import per_problem
 from agent_rl.config import RunConfig
 from agent_rl.data.sources.base import PromptSource
+from agent_rl.pipeline.state import policy_version_at
 from agent_rl.pipeline.workers import Call, WorkerPool
 from agent_rl.rollout.episode import EpisodeTask
 from agent_rl.rollout.worker import RolloutResult
@@ -17,16 +18,16 @@ from agent_rl.weights.base import Weights
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`rows` of `facts.EVALUATION`, and `figures` for metrics.jsonl."""
+    """`rows`: of `facts.EVALUATION`. `figures`: for metrics.jsonl."""
 
     rows: list[dict[str, Any]]
     figures: dict[str, Any]
 
 
 def start_evaluation(config: RunConfig, prompts: PromptSource, workers: WorkerPool) -> list[Call]:
-    """Start `eval.num_samples` episodes of each of the first `eval.num_prompts` prompts; one call a worker.
+    """Start `eval.num_samples` episodes of each of the first `eval.num_prompts` prompts, in one call to each worker.
 
-    The seeds are the same at every evaluation of a run, so two versions differ by their weights alone.
+    The seeds are the same in every evaluation of a run, so the weights are the only difference between two of them.
     """
     samples = config.eval.num_samples
     size = len(prompts) if isinstance(prompts, Sized) else config.eval.num_prompts
@@ -40,9 +41,9 @@ def start_evaluation(config: RunConfig, prompts: PromptSource, workers: WorkerPo
 
 
 def collect_evaluation(config: RunConfig, policy_version: int, results: list[RolloutResult]) -> Evaluation:
-    """Rows and figures of an evaluation of the weights `policy_version`, from what the workers returned.
+    """Rows and figures of an evaluation. `policy_version`: of its weights. `results`: of the workers.
 
-    Figures are over the problems whose episodes all ended; broken ones are counted in `eval_failed`.
+    The figures are over the problems of which no episode failed; `eval_failed` counts the failed episodes.
     """
     samples = config.eval.num_samples
     episodes = [episode for result in results for episode in result.episodes]
@@ -73,27 +74,27 @@ def collect_evaluation(config: RunConfig, policy_version: int, results: list[Rol
 
 
 class EvaluationBeside:
-    """Evaluates one version at a time on workers of its own, while the loop that owns it goes on.
+    """Evaluates beside training, on workers of its own; one evaluation at a time.
 
-    That version must be kept until the evaluation has ended: a worker that dies needs it again.
+    The channel must keep the weights until the evaluation has ended, since a restarted worker loads them again.
     """
 
     def __init__(self, config: RunConfig, prompts: PromptSource, workers: WorkerPool) -> None:
         self.config, self.prompts, self.workers = config, prompts, workers
         self.step: int | None = None
-        """The step whose version is under way; None while nothing is."""
+        """The step whose weights are being evaluated; None if no evaluation is under way."""
         self._calls: list[Call] = []
         self._results: dict[Call, RolloutResult] = {}
 
     def start(self, step: int, weights: Weights) -> None:
-        """Evaluate the version of `step`, once the workers have loaded it; what was started before has been taken."""
+        """Load the weights of `step` into the workers and start to evaluate them. The result before must be taken."""
         assert self.step is None, f"the evaluation of step {self.step} is still under way"
-        self.workers.serve(lambda: weights, step * self.config.updates_per_batch)
+        self.workers.serve(lambda: weights, policy_version_at(step, self.config.updates_per_batch))
         self.step, self._results = step, {}
         self._calls = start_evaluation(self.config, self.prompts, self.workers)
 
     def has_ended(self, timeout: float) -> bool:
-        """Whether all episodes have ended, `timeout` seconds from now at the latest. Raises what one of them raised."""
+        """Whether all episodes have ended. Waits up to `timeout` seconds for one to end. Raises what a call raised."""
         left = [call for call in self._calls if call not in self._results]
         for call in self.workers.ended(left, timeout=timeout) if left else []:
             if (result := self.workers.result(call)) is not None:
@@ -101,7 +102,7 @@ class EvaluationBeside:
         return len(self._results) == len(self._calls)
 
     def take(self) -> tuple[int, list[RolloutResult]]:
-        """The step that was evaluated and what the workers returned; for an evaluation that has ended."""
+        """The step whose weights were evaluated, and the results of the workers. Only after `has_ended`."""
         assert self.step is not None
         step, self.step = self.step, None
         return step, [self._results[call] for call in self._calls]

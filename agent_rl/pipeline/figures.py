@@ -1,6 +1,7 @@
 """The figures of a step: rows for metrics.jsonl and for the training facts."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,15 @@ from agent_rl.records import Episode, Trajectory
 from agent_rl.rollout.worker import RolloutResult
 from agent_rl.trainer.base import TrainResult
 
+OnRow = Callable[[dict[str, Any]], None]
+"""Called with each row that is added to metrics.jsonl."""
+
 
 def rollout_figures(episodes: list[Episode], rounds: list[list[RolloutResult]]) -> dict[str, Any]:
-    """Figures of one rollout batch for metrics.jsonl, over all that was sampled for it, trained on or not.
+    """Figures of a rollout batch for metrics.jsonl, over all sampled episodes, also those that are not trained on.
 
-    `sampled_reward_mean` beside `reward_mean` shows what dynamic sampling leaves out.
+    `rounds`: the results of each sampling round. The difference of `sampled_reward_mean` and `reward_mean` shows what
+    dynamic sampling leaves out.
     """
     reasons = [episode.trajectory.stop_reason.value for episode in episodes]
     sampled = sum(int(episode.trajectory.loss_mask.sum()) for episode in episodes)
@@ -29,7 +34,7 @@ def rollout_figures(episodes: list[Episode], rounds: list[list[RolloutResult]]) 
 
 
 def reward_figures(trajectories: list[Trajectory]) -> dict[str, float]:
-    """`reward/<part>`: the mean of each part over the episodes that have it; `masked/<reason>`: how many episodes."""
+    """`reward/<part>`: mean of a reward part over the episodes that have it. `masked/<reason>`: number of episodes."""
     parts: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         for name, value in trajectory.reward_parts.items():
@@ -42,7 +47,7 @@ def reward_figures(trajectories: list[Trajectory]) -> dict[str, float]:
 
 
 def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> list[dict[str, Any]]:
-    """Rows of training facts: what the trainer computed for each trajectory, in training order."""
+    """Rows of training facts for trained trajectories, in training order."""
     return [
         {
             "step": step,
@@ -63,7 +68,7 @@ def training_rows(step: int, batch: list[Trajectory], result: TrainResult) -> li
 
 
 def dropped_rows(step: int, trajectories: list[Trajectory], reasons: dict[int, str]) -> list[dict[str, Any]]:
-    """Rows of training facts for finished episodes that are not trained on: dropped with their group, or masked."""
+    """Rows of training facts for finished episodes that are not trained on: in a dropped group, or masked."""
     return [
         {
             "step": step,
@@ -78,10 +83,11 @@ def dropped_rows(step: int, trajectories: list[Trajectory], reasons: dict[int, s
 
 
 def seconds_figures(row: dict[str, Any], wall_s: float, workers: list[dict[str, float] | None]) -> dict[str, float]:
-    """`seconds/<worker>/<state>` and `seconds/trainer/<state>`: where the `wall_s` of a step went, each to its sum.
+    """`seconds/<worker>/<state>` and `seconds/trainer/<state>`: how `wall_s`, the seconds of a step, were spent.
 
-    `row` has `train_s`, `publish_s` and `wait_s`, how long the step waited for rollouts: the trainer's `queue` is what
-    of that it had nothing to do. `workers`: what each said of the step, None if it did not.
+    `row` has `train_s`, `publish_s` and `wait_s`, the seconds that the step waited for rollouts. The trainer's `queue`
+    is the part of `wait_s` in which it neither trained nor published. `workers`: seconds by state of each worker; None
+    for one that did not answer.
     """
     train, push = row.get("train_s", 0.0), row.get("publish_s", 0.0)
     queue = min(row.get("wait_s", 0.0), max(wall_s - train - push, 0.0))
@@ -97,10 +103,10 @@ def seconds_figures(row: dict[str, Any], wall_s: float, workers: list[dict[str, 
 def metrics_row(
     step: int, policy_version: int, row: dict[str, Any], batch: list[Trajectory], result: TrainResult, wall_s: float
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. `lag` is an update's policy version minus the version of each token it trained on.
+    """One line of metrics.jsonl. The lag of a token is the policy version of the update minus that of the token.
 
-    `policy_version` is that of the first update. `trained_tokens` counts a token at each of its uses; `tokens_per_s`:
-    those per second of the step, the time that it waited for an evaluation left out.
+    `policy_version`: at the first update of the step. `trained_tokens` counts a token once for each update that used
+    it. `tokens_per_s`: trained tokens per second of the step, without the seconds that it waited for an evaluation.
     """
     uses = zip(batch, result.trained_at, strict=True)
     lags = np.concatenate(

@@ -1,4 +1,4 @@
-"""Every prompt group has a fate: issued = trained + dropped(reason) + in flight, at any instant."""
+"""The ledger of prompt groups: at any time, issued = trained + dropped + in flight."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from agent_rl.jsonl import read_jsonl, rewrite_jsonl
 
 
 class Ledger:
-    """Counts groups and appends every event to a JSONL file, one object a line.
+    """Tracks groups and appends every event to a JSONL file, one object a line.
 
-    `record` raises `ValueError` on an event that the group's past forbids: a group is issued once and
-    then either trained or dropped, once. Opening a file cuts a last line that a crash tore off.
+    `record` raises `ValueError` if an event contradicts earlier ones: a group is issued once, and then trained or
+    dropped once. Opening a file removes an incomplete last line, which a crash may leave.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,9 +36,9 @@ class Ledger:
         count: int = 0,
         message: str | None = None,
     ) -> None:
-        """Apply and append one event: issued, trained, dropped (with a reason) or reissued (with a count).
+        """Apply and append one event: issued, trained, dropped (with `reason`) or reissued (with `count`, of episodes).
 
-        `message` is for people: what went wrong, in words.
+        `message`: what went wrong, in words.
         """
         entry = {"event": event, "step": step, "group_ids": group_ids, "reason": reason, "count": count}
         self._apply(event, step, group_ids, reason, count)
@@ -48,7 +48,7 @@ class Ledger:
             file.write(json.dumps(entry) + "\n")
 
     def sync(self) -> None:
-        """Wait until the disk has every event: a checkpoint must not be newer than its ledger."""
+        """Wait until every event is on the disk, since a checkpoint must not be newer than the ledger."""
         with self._path.open("a") as file:
             os.fsync(file.fileno())
 
@@ -80,7 +80,7 @@ class Ledger:
         assert len(self.issued) == fates, f"{len(self.issued)} groups are issued, but {fates} have a fate"
 
     def counts(self) -> dict[str, int]:
-        """Numbers of groups by fate; `dropped/<reason>` for each reason, and episodes issued again."""
+        """The number of groups by event, `dropped/<reason>` for each reason, and the number of reissued episodes."""
         reasons = Counter(self.dropped.values())
         return {
             "issued": len(self.issued),
@@ -93,5 +93,5 @@ class Ledger:
 
 
 def truncate_ledger(path: Path, step: int) -> None:
-    """Forget the events of step `step` and later."""
+    """Remove the events of `step` and later steps."""
     rewrite_jsonl(path, [entry for entry in read_jsonl(path) if entry["step"] < step])

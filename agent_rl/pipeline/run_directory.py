@@ -1,4 +1,4 @@
-"""What a run leaves on disk: config, tables, metrics, TensorBoard, ledger and checkpoints."""
+"""The files of a run: config, tables, metrics, TensorBoard, ledger and checkpoints."""
 
 import json
 import math
@@ -25,11 +25,11 @@ METRIC_KEYS = (
     "tokens_per_s",
     "wall_s",
 )
-"""Keys that every line of metrics.jsonl has; null where there is no value."""
+"""Keys of every line of metrics.jsonl; null if there is no value."""
 
 
 class RunDirectory:
-    """Writes a run's tables as the run goes on. Opening it at a `state` cuts everything back to that."""
+    """Writes the files of a run. Opening it removes everything that is newer than `state`, the start by default."""
 
     def __init__(self, path: Path, config: RunConfig, state: RunState | None = None) -> None:
         self.path, self.state = path, state or RunState()
@@ -40,7 +40,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         path.mkdir(parents=True, exist_ok=True)
-        _write_whole(path / "config.yaml", dump(config))  # on a full disk the old one stays
+        _write_whole(path / "config.yaml", dump(config))  # if the disk is full, the old file stays
         self._truncate(self.state.step)
         self.ledger = Ledger(path / "ledger.jsonl")
         self._tensorboard = _summary_writer(path / "tensorboard", self.state.step)
@@ -56,25 +56,29 @@ class RunDirectory:
             shutil.rmtree(unfinished)
 
     def write_rollouts(self, batch: int, episodes: list[Episode]) -> None:
+        """Write the rollout facts of a batch."""
         self.write_rollout_rows(batch, [facts.rollout_row(batch, episode) for episode in episodes])
 
     def write_rollout_rows(self, batch: int, rows: list[dict[str, Any]]) -> None:
+        """Write rows of rollout facts as those of a batch."""
         facts.write_part(self.rollout_facts, batch, rows, facts.ROLLOUT_FACTS)
 
     def read_queued(self, batch: int) -> list[Trajectory]:
-        """The trajectories of a batch of the state's queue; those of dropped groups and masked ones are left out."""
+        """The trajectories of a batch of the state's queue, without those of dropped groups and masked ones."""
         rows = facts.read_part(self.rollout_facts, batch)
         return facts.unmasked_trajectories(row for row in rows if row["group_id"] in self.state.queue[batch])
 
     def write_training(self, step: int, rows: list[dict[str, Any]], mismatch: list[dict[str, Any]]) -> None:
+        """Write the training facts and the mismatch rows of a step."""
         facts.write_part(self.training_facts, step, rows, facts.TRAINING_FACTS)
         facts.write_part(self.mismatch, step, [{"step": step, **row} for row in mismatch], facts.MISMATCH)
 
     def write_evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Write the rows of the evaluation of the weights of `step`."""
         facts.write_part(self.evaluations, step, rows, facts.EVALUATION)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl and the same figures to TensorBoard."""
+        """Append a line to metrics.jsonl and write its figures to TensorBoard."""
         row = {**dict.fromkeys(METRIC_KEYS), **row}
         row = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
@@ -87,14 +91,15 @@ class RunDirectory:
         self._tensorboard.flush()
 
     def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of `step`."""
         return self.checkpoints / f"step-{step:06d}"
 
     def commit_checkpoint(
         self, temporary: Path, step: int, keep: int, keep_best: int = 0, evaluating: int | None = None
     ) -> None:
-        """Give a finished checkpoint its name; delete all but the newest `keep` and the `keep_best` best evaluated.
+        """Give a finished checkpoint its name; delete all others but the newest `keep` and the `keep_best` best ones.
 
-        `evaluating`: the step whose evaluation is under way; it may turn out to be one of the best.
+        `evaluating`: the step whose evaluation is under way. Its checkpoint is kept, as it may be one of the best.
         """
         final = self.checkpoint(step)
         shutil.rmtree(final, ignore_errors=True)
@@ -108,6 +113,7 @@ class RunDirectory:
             shutil.rmtree(old)
 
     def close(self) -> None:
+        """Close the TensorBoard file."""
         self._tensorboard.close()
 
 

@@ -1,4 +1,4 @@
-"""Which of the groups that were sampled for a batch are trained on, and why the others are not."""
+"""Which of the sampled groups are trained on, and why the others are dropped."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ NO_SPREAD = "no_spread"
 
 @dataclass(frozen=True)
 class Selection:
-    """`kept` episodes by episode id, masked ones left out; `dropped`: (reason, message) of each dropped group.
+    """`kept`: the episodes to train on, by episode id, without masked ones. `dropped`: (reason, message) by group.
 
-    `num_whole` counts the groups that were sampled whole, whatever became of them.
+    `num_whole`: groups of which no episode failed, kept or not.
     """
 
     kept: list[Episode]
@@ -22,13 +22,15 @@ class Selection:
 
     @property
     def num_kept_groups(self) -> int:
+        """The number of groups that have kept episodes."""
         return len({episode.trajectory.group_id for episode in self.kept})
 
 
 def select_groups(results: list[RolloutResult], drop_without_spread: bool) -> Selection:
-    """Keep the groups that are whole, not masked away and, with dynamic sampling, not all of one outcome.
+    """Keep the groups of which no episode failed and at least two are not masked.
 
-    Dynamic sampling as in DAPO (arXiv 2503.14476, section 3.2): without spread every advantage is 0.
+    `drop_without_spread`: also drop those whose outcomes are all equal, as DAPO's dynamic sampling does (arXiv
+    2503.14476, section 3.2), since every advantage in them is 0.
     """
     episodes = sorted_episodes(results)
     dropped = {f.task.group_id: (f.kind, f.message) for result in results for f in result.failed}
@@ -45,7 +47,7 @@ def select_groups(results: list[RolloutResult], drop_without_spread: bool) -> Se
 
 
 def keep_without_spread(selection: Selection, first: list[RolloutResult]) -> Selection:
-    """A selection that kept nothing, with the groups of the `first` round kept that lack nothing but spread."""
+    """A selection that kept nothing, but with the groups of the `first` round kept that only lack spread."""
     kept = select_groups(first, drop_without_spread=False).kept
     groups = {episode.trajectory.group_id for episode in kept}
     dropped = {group: why for group, why in selection.dropped.items() if group not in groups}
@@ -53,7 +55,7 @@ def keep_without_spread(selection: Selection, first: list[RolloutResult]) -> Sel
 
 
 def masked_groups(trajectories: list[Trajectory]) -> dict[int, tuple[str, str]]:
-    """(reason, message) for each group that masking leaves with fewer than two episodes to compare."""
+    """(reason, message) of each group that has masked episodes and fewer than two others."""
     groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.group_id].append(trajectory)
@@ -66,5 +68,5 @@ def masked_groups(trajectories: list[Trajectory]) -> dict[int, tuple[str, str]]:
 
 
 def sorted_episodes(results: list[RolloutResult]) -> list[Episode]:
-    """All episodes, by episode id."""
+    """All episodes of `results`, by episode id."""
     return sorted((e for result in results for e in result.episodes), key=lambda e: e.trajectory.episode_id)

@@ -1,15 +1,15 @@
-"""Mean lag of continuous rollouts, predicted from a few figures, and the concurrency and queue for a wanted lag.
+"""Predicts the mean lag of continuous rollouts, and recommends concurrency and queue for a target lag.
 
-Symbols, with responses as the unit of all three counts:
+Symbols, where the unit of C, B and Q is responses:
 
-- rho: responses that rollouts could finish per second, over those that the trainer could train on per second
+- rho: responses that rollouts can finish per second, divided by those that the trainer can train on per second
 - C: responses sampled at once; B: responses that the trainer takes a step; Q: responses that the queue holds
-- M: mean length of a group's longest response over the mean length of a response, at least 1
+- M: mean length of the longest response of a group, divided by the mean length of a response; at least 1
 
 Source of the formulas: "Predicting and Controlling Staleness in Fully Asynchronous RL Training", Applied Compute, 2026.
-They are steady-state means that need even arrivals (many more responses than a group at once, out of step with each
-other) and a first-in, first-out queue. For rho > 1 they describe a queue that drops its oldest responses when it is
-full. A queue that makes rollouts wait instead, as this project's do, keeps old responses: `full="wait"`.
+They are steady-state means. They assume a first-in, first-out queue and even arrivals: many more responses than a
+group at once, out of step with each other. For rho > 1 they describe a queue that drops its oldest responses when it is
+full. The queues of this project make rollouts wait instead: `full="wait"`.
 """
 
 import math
@@ -24,7 +24,7 @@ Full = Literal["drop", "wait"]
 
 @dataclass(frozen=True)
 class Load:
-    """The figures that mean lag follows from; the module says what they are. Raises `ValueError` out of range."""
+    """The symbols of the module, from which the mean lag follows. Raises `ValueError` if one is out of range."""
 
     rho: float
     concurrency: float
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True)
 class MeanLag:
-    """Policy versions that pass from a response's first token to its group's end, and from there to its training."""
+    """Policy versions from a response's first token to the end of its group, and from there to its training."""
 
     pre_queue: float
     in_queue: float
@@ -56,10 +56,10 @@ class MeanLag:
 
 
 def mean_lag(load: Load, side: Side | None = None) -> MeanLag:
-    """The steady-state mean. At rho = 1 the limits from the two sides differ, so `side` must say which is meant.
+    """The steady-state mean lag. At rho = 1 the limits from the two sides differ; `side` chooses one.
 
     rho < 1: pre-queue C M / B, in-queue rho. rho > 1: pre-queue C M / (rho B), in-queue (2 Q/B + rho - 1) / (2 rho).
-    A full queue that makes rollouts wait takes the factor 1/rho away: C M / B and Q/B (ours, by Little's law).
+    For a full queue that makes rollouts wait they are C M / B and Q/B, by Little's law; this case is our own.
     """
     if load.rho == 1 and side is None:
         raise ValueError(
@@ -76,7 +76,7 @@ def mean_lag(load: Load, side: Side | None = None) -> MeanLag:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Responses sampled at once, the queue's capacity in responses, and what they lead to."""
+    """Responses sampled at once, the capacity of the queue in responses, and the rho and lag that follow."""
 
     concurrency: int
     queue: int
@@ -85,11 +85,11 @@ class Recommendation:
 
 
 def recommend(target: float, load: Load) -> Recommendation:
-    """The most concurrency, then the largest queue, whose mean lag stays within `target` policy versions.
+    """The highest concurrency, then the largest queue, with a mean lag of at most `target` policy versions.
 
-    Rollout speed is taken to grow with concurrency from the measured point, so rho C'/C: true below the engine's
-    saturation. More than balances the trainer (rho = 1) would add lag and nothing else. The queue holds one batch at
-    least. Raises `ValueError` where even one response at a time is too many.
+    Assumes that rollout speed is proportional to concurrency, as it is before the engine saturates. Concurrency that
+    makes rho exceed 1 is not recommended, since it only adds lag. The queue holds at least one batch. Raises
+    `ValueError` if even one response at a time has too much lag.
     """
     per_response = load.tail / load.batch + load.rho / load.concurrency
     balanced = load.concurrency / load.rho
@@ -107,11 +107,11 @@ def recommend(target: float, load: Load) -> Recommendation:
 
 
 def configured(config: RunConfig, tail: float = 1.0) -> tuple[float, float, float]:
-    """Concurrency, batch and queue that a run's config comes to, in responses.
+    """Concurrency, batch and queue of a run's config, in responses.
 
-    `fully_async` bounds what is sampled and queued together, by `max_groups` and by the lag: a queue is what is left
-    of that beside the responses in flight, which hold `tail` places each. Other regimes are taken as if they sampled
-    one batch at once without a pause, with one batch queued.
+    `fully_async` bounds the responses in flight and queued, by `max_groups` and by `max_lag`. A response in flight
+    takes `tail` of these places; the queue has the rest. The other regimes are treated as if they sampled one batch at
+    once without a pause, with one batch queued.
     """
     pipeline, batch = config.pipeline, config.batch.num_prompts * config.batch.group_size
     slots = config.rollout.num_workers * config.rollout.max_concurrent_episodes

@@ -1,4 +1,4 @@
-"""Where a run stands between two steps: what a checkpoint keeps beside weights and optimizer."""
+"""The state of a run between two steps, which a checkpoint keeps beside the weights and the optimizer."""
 
 import json
 from pathlib import Path
@@ -11,32 +11,40 @@ SERVED_WEIGHTS = "served.safetensors"
 EVALUATED_WEIGHTS = "evaluated.safetensors"
 
 
+def policy_version_at(step: int, updates_per_batch: int) -> int:
+    """The policy version of the weights that `step` begins with: the optimizer steps behind them."""
+    return step * updates_per_batch
+
+
 class RunState(Settings):
-    """`step` batches are trained; the prompt stream stands at the first batch that is neither trained nor queued."""
+    """How far a run has come: what is trained, and what is sampled or issued but not trained."""
 
     step: int = 0
     """Rollout batches trained."""
     updates_per_batch: int = 1
-    """Optimizer steps that each of them was used for."""
+    """Optimizer steps on each of them."""
     queue: dict[int, list[int]] = {}  # noqa: RUF012
-    """Batches that are sampled and wait to be trained, without a gap from `step` on: their groups."""
+    """The groups of each batch that is sampled and not trained. The batches are consecutive and begin at `step`."""
     versions: dict[int, int] = {}  # noqa: RUF012
-    """Of `fully_async`: the groups that are issued and not trained, with the policy version at their issue."""
+    """Only for `fully_async`: for each group that is issued and not trained, the step whose weights the engines served
+    at its issue."""
     arrived: list[int] = []  # noqa: RUF012
-    """Those of `versions` that are sampled, in the order of their arrival. The others are issued again."""
+    """The groups of `versions` that are sampled, in the order of arrival. On resuming the others are issued again."""
     evaluating: int | None = None
-    """The step whose version was being evaluated on workers of its own; it is evaluated again on resuming."""
+    """The step whose weights were being evaluated beside training. Resuming starts that evaluation again."""
     ramps: tuple[tuple[int, int], ...] = ((0, 0),)
     """See `Schedule.ramps`."""
 
     @property
     def policy_version(self) -> int:
         """Optimizer steps done."""
-        return self.step * self.updates_per_batch
+        return policy_version_at(self.step, self.updates_per_batch)
 
     def save(self, checkpoint: Path) -> None:
+        """Write the state into the folder `checkpoint`."""
         (checkpoint / FILE).write_text(self.model_dump_json())
 
     @classmethod
     def load(cls, checkpoint: Path) -> Self:
+        """Read what `save` wrote. Raises `ValueError` if it is not a valid state."""
         return check(cls, json.loads((checkpoint / FILE).read_text()), str(checkpoint / FILE))

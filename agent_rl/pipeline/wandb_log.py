@@ -1,23 +1,23 @@
-"""Weights & Biases: the rows of metrics.jsonl as a W&B run beside the TensorBoard files, by `logging.wandb`."""
+"""Logs the rows of metrics.jsonl to Weights & Biases if `logging.wandb` names a project."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_rl.config import RunConfig
+from agent_rl.pipeline.figures import OnRow
 
-OnRow = Callable[[dict[str, Any]], None]
 ID_FILE = "wandb_id"
 
 
 @contextmanager
 def wandb_log(config: RunConfig, path: Path, on_row: OnRow) -> Iterator[OnRow]:
-    """`on_row` that also logs to W&B, where `logging.wandb` names a project. A resumed run goes on in its W&B run.
+    """Yields a function that logs a row to W&B and then calls `on_row`; without a project, `on_row` itself.
 
-    The x-axis is our `step`: steps that a resumed run repeats are drawn again, over the ones that were rolled back.
-    Raises `ValueError` if the package is missing or W&B cannot be reached.
+    A resumed run continues its W&B run. The x-axis is `step`, so the steps that a resumed run repeats are drawn over
+    the old ones. Raises `ValueError` if the package is missing or W&B cannot be reached.
     """
     if config.logging.wandb is None:
         yield on_row

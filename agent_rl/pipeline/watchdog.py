@@ -1,4 +1,4 @@
-"""Notices that a run stands still, says what it is stuck in, dumps stacks, and warns or stops."""
+"""Notices that a run makes no progress, says where it is stuck, dumps stacks, and warns or stops the run."""
 
 import os
 import socket
@@ -21,22 +21,22 @@ _MOST_CODE = 120
 
 
 class StalledError(TimeoutError):
-    """A run that made no progress for `watchdog.after_s`; its text says what it is stuck in."""
+    """The run made no progress for `watchdog.after_s`. The message says where it is stuck."""
 
 
 @dataclass
 class Watched:
-    """What a watchdog looks at. `workers` gives the Ray handles by place, as they are now."""
+    """What a watchdog looks at. `workers` returns the current Ray handles by place; `trainer` is one."""
 
     workers: Callable[[], list[Any]]
     trainer: Any
     step: Callable[[], int]
     num_in_flight: Callable[[], int]
-    """Groups issued and neither trained nor dropped."""
+    """Returns the number of groups that are issued and neither trained nor dropped."""
 
 
 class Watchdog:
-    """Context manager with a thread that looks at a run. Call `check` where a stop may be raised."""
+    """Context manager with a thread that looks at a run. The run calls `check` wherever it may be stopped."""
 
     def __init__(self, config: WatchdogConfig, watched: Watched, stacks: Path) -> None:
         self.config, self.watched, self.stacks = config, watched, stacks
@@ -47,7 +47,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self.config.after_s is not None:
-            self._register()  # now: later a process may be stuck
+            self._register()  # before a process can be stuck
             self._thread.start()
         return self
 
@@ -59,12 +59,12 @@ class Watchdog:
             self._thread.join(3 * _ANSWER_S)
 
     def check(self) -> None:
-        """Raises `StalledError` once the run has stood still, with `policy: stop`."""
+        """Raises `StalledError` if the run has stalled and `watchdog.policy` is `stop`."""
         if self._stalled is not None and self.config.policy == "stop":
             raise StalledError(self._stalled)
 
     def _look(self) -> None:
-        """Ask the workers again and again; act once for each standstill of `after_s`."""
+        """Ask the workers again and again; act once each time the run makes no progress for `after_s`."""
         assert self.config.after_s is not None
         seen: tuple[int, ...] = ()
         since, acted = time.monotonic(), False
@@ -88,7 +88,7 @@ class Watchdog:
         self._stalled = sentence
 
     def _register(self) -> None:
-        """Have each process that is new write its stacks on a signal; one that is busy is asked again later."""
+        """Let each new process write its stacks on a signal. A process that does not answer is asked again later."""
         actors = {f"worker-{place}": worker for place, worker in enumerate(self.watched.workers())}
         for name, actor in (actors | {"trainer": self.watched.trainer}).items():
             if name not in self._processes or self._processes[name][0] is not actor:
@@ -101,11 +101,11 @@ class Watchdog:
         return [answer_of(ref, _ANSWER_S) for ref in [worker.status.remote() for worker in self.watched.workers()]]
 
     def _trainer(self) -> str:
-        idle = answer_of(self.watched.trainer.is_idle.remote(), 1.0)
+        idle = answer_of(self.watched.trainer.ping.remote(), 1.0)
         return "the trainer has nothing to do" if idle else "the trainer is at work, or hangs"
 
     def _dump(self) -> str:
-        """Write the stacks of this process and of those on this machine."""
+        """Write the stacks of this process and of the run's other processes on this machine."""
         dump_on_signal(str(self.stacks / "driver.txt"))
         here = [pid for _, host, pid in self._processes.values() if host == socket.gethostname()]
         for pid in [os.getpid(), *here]:
@@ -117,7 +117,7 @@ class Watchdog:
 
 
 def standstill(statuses: list[WorkerStatus | None], now: float) -> str:
-    """What the workers are stuck in, in words. `now` is of `time.time`."""
+    """In words, where the workers are stuck. `None`: a worker that did not answer. `now`: seconds, of `time.time`."""
     silent = [place for place, status in enumerate(statuses) if status is None]
     oldest = [(status.oldest, place) for place, status in enumerate(statuses) if status and status.oldest]
     found = [f"worker {place} does not answer" for place in silent]
@@ -128,7 +128,7 @@ def standstill(statuses: list[WorkerStatus | None], now: float) -> str:
 
 
 def describe(episode: EpisodeStatus, now: float) -> str:
-    """The oldest episode in words: whose it is, its turn, what it does and for how long."""
+    """The oldest episode in words: its group, its turn, what it does and for how long. `now`: of `time.time`."""
     task, since = episode.task, now - episode.changed
     name = f"the oldest episode is {task.episode_id} of group {task.group_id}, {task.purpose}, attempt {task.attempt}"
     turn = f"in turn {episode.turn_id}" if episode.turn_id >= 0 else "before its first turn"

@@ -1,6 +1,5 @@
-"""The ranks of a trainer as Ray actors, behind one actor that is called as a single trainer is."""
+"""A trainer of several processes, behind one Ray actor with the methods of a `TrainWorker`."""
 
-import socket
 from typing import Any
 
 import ray
@@ -8,6 +7,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agent_rl.config import RunConfig
+from agent_rl.ports import free_port
 from agent_rl.records import Trajectory
 from agent_rl.trainer.base import TrainResult
 from agent_rl.trainer.worker import RankAddress, TrainWorker
@@ -16,14 +16,14 @@ _DEATH_S = 10.0
 
 
 class TrainGroup:
-    """dp x tp `TrainWorker`s, one process each; every call goes to all, and the first one's answer is the answer.
+    """dp x tp `TrainWorker`s, one process each. A call goes to all ranks, and the result of rank 0 is returned.
 
-    With reserved places, all of them run in the first, which is the trainer's own.
+    In a placement group, all ranks are in bundle 0, which is reserved for the trainer.
     """
 
     def __init__(self, config: RunConfig) -> None:
         num_ranks = config.trainer.layout.num_ranks
-        port = _free_port()
+        port = free_port()
         gpus, here = config.ray.trainer_gpus / num_ranks, ray.util.get_current_placement_group()
         worker = ray.remote(TrainWorker).options(
             num_cpus=1,
@@ -41,9 +41,9 @@ class TrainGroup:
     def publish(self, path: str) -> None:
         self._all("publish", path)
 
-    def weights(self, method: str, *arguments: Any) -> Any:
-        """As `TrainWorker.weights`, of rank 0, which has what all ranks published."""
-        return ray.get(self._workers[0].weights.remote(method, *arguments))
+    def call_version_store(self, method: str, *arguments: Any) -> Any:
+        """See `TrainWorker.call_version_store`. Rank 0 has the files that all ranks have published."""
+        return ray.get(self._workers[0].call_version_store.remote(method, *arguments))
 
     def begin_save(self, directory: str) -> None:
         self._all("begin_save", directory)
@@ -54,18 +54,21 @@ class TrainGroup:
     def load(self, directory: str) -> None:
         self._all("load", directory)
 
-    def is_idle(self) -> bool:
-        """Return True once all earlier calls are done."""
+    def ping(self) -> bool:
+        """Returns True once all earlier calls are done, since the actor runs its calls in order."""
         return True
 
     def dump_stacks_to(self, path: str) -> tuple[str, int]:
-        """Let a signal dump the stacks of rank 0; see `agent_rl.stacks`."""
+        """Write the stacks of rank 0 to `path` on a signal; see `agent_rl.stacks`. Returns host name and process id."""
         found: tuple[str, int] = ray.get(self._workers[0].dump_stacks_to.remote(path))
         return found
 
     def _all(self, method: str, *arguments: Any) -> Any:
-        """Rank 0's result, once every rank has its own. Raises the first error of any rank, since the others may wait
-        for it in vain; if a rank died, raises that and not the errors that followed on other ranks."""
+        """Call a method of every rank; returns the result of rank 0 once all have one.
+
+        Raises the first error of any rank at once, since the other ranks may wait for that rank forever. The death of
+        a rank is raised as `RayActorError`, instead of the errors that it causes in the others.
+        """
         calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
         pending = list(calls)
         while pending:
@@ -79,7 +82,7 @@ class TrainGroup:
 
 
 def _raise_death(calls: list[Any]) -> None:
-    """Raise `RayActorError` if an actor that was called has died; Ray may know it a little later than its peers."""
+    """Raise `RayActorError` if a called actor has died. Waits a little: its peers may notice before Ray does."""
     for call in ray.wait(calls, num_returns=len(calls), timeout=_DEATH_S)[0]:
         try:
             ray.get(call)
@@ -87,10 +90,3 @@ def _raise_death(calls: list[Any]) -> None:
             raise
         except RayError:
             continue
-
-
-def _free_port() -> int:
-    """A port that nothing listens on now, for the ranks to meet at."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

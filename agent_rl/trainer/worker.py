@@ -1,4 +1,4 @@
-"""The Ray training actor."""
+"""The Ray actor that trains: one process of the trainer."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from agent_rl.config import RunConfig
 from agent_rl.records import Trajectory
 from agent_rl.stacks import dump_on_signal
 from agent_rl.trainer.base import TrainEngine, TrainResult
-from agent_rl.weights.transfer.keeper import Keeper
+from agent_rl.weights.transfer.version_store import VersionStore
 
 _FULL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class RankAddress:
-    """The rank of one of a trainer's processes, and where all of them meet."""
+    """The rank of one process of a trainer, and the address at which the ranks form their process group."""
 
     rank: int
     num_ranks: int
@@ -28,7 +28,7 @@ class RankAddress:
     port: int
 
     def set_environment(self) -> None:
-        """Set the variables that torchrun sets, so that the engine finds its process group by them."""
+        """Set the variables that torchrun sets, from which the engine makes its process group."""
         os.environ |= {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.rank),
@@ -39,9 +39,9 @@ class RankAddress:
 
 
 class TrainWorker:
-    """A `TrainEngine` built from a run's config, with paths and checkpoints as an actor's messages carry them.
+    """A Ray actor around a `TrainEngine`, built from a run's config. See `TrainEngine` for what is not documented here.
 
-    `address`: which rank of a trainer of several processes it is; None for one that is alone.
+    Paths are strings in its calls. `address`: the rank in a trainer of several processes; None if it is the only one.
     """
 
     def __init__(self, config: RunConfig, address: RankAddress | None = None) -> None:
@@ -53,7 +53,7 @@ class TrainWorker:
             model_path=str(config.model.directory),
             objective=config.objective,
         )
-        self.keeper = Keeper()
+        self.version_store = VersionStore()
 
     def train(self, trajectories: list[Trajectory], policy_version: int) -> TrainResult:
         return self.engine.train(trajectories, policy_version)
@@ -61,9 +61,9 @@ class TrainWorker:
     def publish(self, path: str) -> None:
         self.engine.publish(Path(path))
 
-    def weights(self, method: str, *arguments: Any) -> Any:
-        """Call `method` of the `Keeper`, which keeps and sends what weight channels publish."""
-        return getattr(self.keeper, method)(*arguments)
+    def call_version_store(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the `VersionStore`, through which weight channels keep and send published weights."""
+        return getattr(self.version_store, method)(*arguments)
 
     def begin_save(self, directory: str) -> None:
         """Start a checkpoint. Raises `OSError` where the disk is full."""
@@ -78,18 +78,18 @@ class TrainWorker:
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))
 
-    def is_idle(self) -> bool:
-        """Return True once all earlier calls are done."""
+    def ping(self) -> bool:
+        """Returns True once all earlier calls are done, since the actor runs its calls in order."""
         return True
 
     def dump_stacks_to(self, path: str) -> tuple[str, int]:
-        """Let a signal dump this process's stacks; see `agent_rl.stacks`."""
+        """Write stacks to `path` on a signal; see `agent_rl.stacks`. Returns host name and process id."""
         return dump_on_signal(path)
 
 
 @contextmanager
 def _full_disk_named(directory: Path) -> Iterator[None]:
-    """Raise `OSError` if the disk is full, since torch's own error does not say so."""
+    """Raise `OSError` if the disk is full: the error of torch does not say so."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How a new policy version travels from the trainer to the engines."""
+"""What a weight channel is: it carries weights from the trainer to the engines. The channel over files is here."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -9,74 +9,84 @@ from typing import Any, Protocol, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.group import GroupMembership
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class WeightsLostError(Exception):
-    """A version that an engine asked for cannot be had any more, as when the trainer that kept it is gone."""
+    """The requested weights no longer exist, for example because the trainer that kept them died."""
 
 
 class Weights(Protocol):
-    """One version, as an engine is given it. Sent to rollout workers, so it can be pickled."""
+    """A handle to the weights of one step, from which an engine loads them.
+
+    It is sent to rollout workers, so it can be pickled.
+    """
 
     def shapes(self) -> Shapes:
-        """Of every tensor, by name. Raises `ValueError` if that cannot be read."""
+        """The shape of every tensor, by name. Raises `ValueError` if the weights cannot be read."""
         ...
 
-    def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
-        """All tensors, some at a time. Where the way they come is cut, they may begin anew, once.
+    def tensors(self, membership: GroupMembership) -> AsyncIterator[dict[str, Tensor]]:
+        """Iterate over all tensors, a few at a time. `membership`: the calling engine's place in the process group.
 
-        Raises `WeightsLostError` if they cannot be had.
+        If the broadcast breaks, iteration restarts from the first tensor, once. Raises `WeightsLostError` if the
+        weights no longer exist.
         """
         ...
 
     def again(self) -> "Weights":
-        """The same version for an engine that asks for it by itself, later on or after a failure."""
+        """A handle to the same weights that one engine can load alone, later or after a failure."""
         ...
 
 
 class WeightChannel(Protocol):
-    """Keeps versions, from `publish` to `retire`, so that any of them can be served whenever it is due.
+    """Keeps the weights of every step from `publish` to `retire`, so that engines can load any of them in between.
 
-    Built as `cls(config, trainer=…, num_workers=…, engine=…)`: the actor handle of the trainer, and how many engines of
-    which config there are. What returns a list gives calls to the trainer; what it says holds once they have ended.
+    `step`: rollout batches trained before the weights were published. The channel uses it as a key only; the policy
+    version that engines stamp on tokens is not known here.
+
+    Built as `cls(config, trainer=…, num_workers=…, engine=…)`. `trainer`: its Ray actor handle. `num_workers`: how many
+    engines there are. `engine`: their config. Methods that return a list return Ray calls to the trainer. Await them
+    before relying on the effect.
     """
 
     together: bool
-    """Whether `for_all` begins to send, so that all engines must be ready for it."""
+    """Whether `for_all` starts a broadcast, so that all engines must be ready before it is called."""
 
-    def publish(self, policy_version: int) -> list[Any]:
-        """Keep the trainer's present weights as this version."""
+    def publish(self, step: int) -> list[Any]:
+        """Keep the trainer's current weights as those of `step`."""
         ...
 
-    def weights(self, policy_version: int) -> Weights:
-        """What an engine is to be given, whenever that is. Raises `WeightsLostError` if the trainer is gone."""
+    def weights(self, step: int) -> Weights:
+        """The weights of `step`, for an engine to load at any time. Raises `WeightsLostError` if the trainer died."""
         ...
 
-    def for_all(self, policy_version: int) -> Weights:
-        """What all engines are to be given now, together; `weights`, where that makes no difference."""
+    def for_all(self, step: int) -> Weights:
+        """The weights of `step`, for all engines to load now, together. Equals `weights` unless `together`."""
         ...
 
-    def save(self, policy_version: int, path: Path) -> list[Any]:
-        """Write a version that is kept as the safetensors file `path`."""
+    def save(self, step: int, path: Path) -> list[Any]:
+        """Write the kept weights of `step` to the safetensors file `path`."""
         ...
 
-    def restore(self, policy_version: int, path: Path) -> list[Any]:
-        """Keep what `save` wrote as this version."""
+    def restore(self, step: int, path: Path) -> list[Any]:
+        """Keep the weights in `path`, which `save` wrote, as those of `step`."""
         ...
 
-    def retire(self, policy_version: int) -> None:
-        """No engine will be given this version again; unknown versions are ignored."""
+    def retire(self, step: int) -> None:
+        """Delete the weights of `step`: no engine will load them again. Unknown steps are ignored."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Delete all weights that are kept."""
+        ...
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A safetensors file, or a model's directory with some, that engines read."""
+    """Weights that engines read from a safetensors file, or from all such files in a model's directory."""
 
     path: Path
 
@@ -93,7 +103,7 @@ class WeightFile:
                 raise ValueError(f"{file} is no safetensors file ({error})") from None
         return found
 
-    async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
+    async def tensors(self, membership: GroupMembership) -> AsyncIterator[dict[str, Tensor]]:
         with safe_open(self.path, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 yield {name: opened.get_tensor(name)}
@@ -103,34 +113,34 @@ class WeightFile:
 
 
 class FileChannel:
-    """A channel over a folder that trainer and engines both see: a file for each version."""
+    """A channel over a folder that trainer and engines share: one file for each step. `close` removes the folder."""
 
     together = False
 
     def __init__(self, folder: Path, trainer: Any) -> None:
         self._folder, self._trainer = folder, trainer
 
-    def _path(self, policy_version: int) -> Path:
-        return self._folder / f"{policy_version}.safetensors"
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{step}.safetensors"
 
-    def publish(self, policy_version: int) -> list[Any]:
-        return [self._trainer.publish.remote(str(self._path(policy_version)))]
+    def publish(self, step: int) -> list[Any]:
+        return [self._trainer.publish.remote(str(self._path(step)))]
 
-    def weights(self, policy_version: int) -> WeightFile:
-        return WeightFile(self._path(policy_version))
+    def weights(self, step: int) -> WeightFile:
+        return WeightFile(self._path(step))
 
     for_all = weights
 
-    def save(self, policy_version: int, path: Path) -> list[Any]:
-        shutil.copyfile(self._path(policy_version), path)
+    def save(self, step: int, path: Path) -> list[Any]:
+        shutil.copyfile(self._path(step), path)
         return []
 
-    def restore(self, policy_version: int, path: Path) -> list[Any]:
-        shutil.copyfile(path, self._path(policy_version))
+    def restore(self, step: int, path: Path) -> list[Any]:
+        shutil.copyfile(path, self._path(step))
         return []
 
-    def retire(self, policy_version: int) -> None:
-        self._path(policy_version).unlink(missing_ok=True)
+    def retire(self, step: int) -> None:
+        self._path(step).unlink(missing_ok=True)
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

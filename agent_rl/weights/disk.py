@@ -1,4 +1,4 @@
-"""Weights through a folder that trainer and engines both see, such as one of a shared filesystem."""
+"""Weights through a folder on a disk that trainer and engines share, such as a network filesystem."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,12 +9,15 @@ from agent_rl.weights.transfer.memory import make_folder
 
 
 class Disk(FileChannel, PartBase):
-    """A folder of this run's own in `directory`, removed when the run ends; if it was killed, when the next begins."""
+    """Writes each version to a file in a new folder below `directory`.
+
+    The folder is removed when the run ends, or by the next run on the machine if this one is killed.
+    """
 
     class Config(PartConfig):
         type: Literal["disk"] = "disk"
         directory: Path
-        """Where the folder is made; an absolute path that means the same on every machine of the run."""
+        """Where the folder is made. Every machine of the run must see the same disk at this absolute path."""
 
     def __init__(self, config: Config, trainer: Any, num_workers: int, engine: Any) -> None:
         if not config.directory.is_dir():

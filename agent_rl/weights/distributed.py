@@ -1,4 +1,4 @@
-"""Weights by broadcasts in a process group of the trainer, its rank 0, and all engines."""
+"""Weights by broadcasts in a process group: the trainer is rank 0, the engines are the other ranks."""
 
 import contextlib
 from dataclasses import replace
@@ -12,14 +12,14 @@ from ray.exceptions import RayError
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.weights.transfer.engines import check_engine
 from agent_rl.weights.transfer.handles import WeightBroadcast
-from agent_rl.weights.transfer.kept import KeptByTrainer, answer
+from agent_rl.weights.transfer.kept import KeptByTrainer, result_of
 
 
 class Distributed(KeptByTrainer, PartBase):
-    """The trainer keeps each version in the memory of its machine and broadcasts it, bucket by bucket, when it is due.
+    """Broadcasts each version from the trainer's memory to all engines, bucket by bucket.
 
-    An engine that was not there for it, since it or its server was started again, asks the trainer, which sends it the
-    version in a group of their own; the next broadcast to all begins with a new group of all.
+    An engine that missed the broadcast, for example because it restarted, asks the trainer for a private broadcast, in
+    a group of these two. The next broadcast to all engines then starts with a new group of all.
     """
 
     together = True
@@ -27,15 +27,16 @@ class Distributed(KeptByTrainer, PartBase):
     class Config(PartConfig):
         type: Literal["distributed"] = "distributed"
         bucket_mb: float = Field(512.0, gt=0)
-        """Mebibytes broadcast at a time, and held beside the model while they are; a larger tensor goes by itself."""
+        """Mebibytes in one broadcast. Sender and receivers hold as much memory beside the model meanwhile. A tensor
+        that is larger is broadcast alone."""
         backend: Literal["auto", "nccl", "gloo"] = "auto"
-        """What carries them. `auto` is nccl where the trainer's machine has GPUs and the engine has its own, else gloo.
-        An engine on the CPU needs gloo."""
+        """The backend of the process group. `auto` is gloo for the embedded engine, which is on the CPU, and for a
+        trainer without a GPU; otherwise it is nccl. An SGLang server on the CPU needs gloo."""
         timeout_s: float = Field(120.0, gt=0)
-        """How long ranks wait for each other, before those that are there ask the trainer one by one."""
+        """Seconds that ranks wait for each other. After that, each engine that waited asks for a private broadcast."""
 
         def check_run(self, run: Any) -> None:
-            """The run's engines can be given weights this way."""
+            """The run's engines can receive broadcasts."""
             engine = run.rollout.engine
             check_engine(self.type, engine)
             if engine.type == "embedded" and self.backend == "nccl":
@@ -48,35 +49,35 @@ class Distributed(KeptByTrainer, PartBase):
         self._config = config
         self._backend = "gloo" if engine.type == "embedded" else config.backend
         self._num_workers, self._num_ranks = num_workers, int(getattr(engine, "tp_size", 1))
-        self._sending: Any = None
+        self._broadcasting: Any = None
 
-    def publish(self, policy_version: int) -> list[Any]:
-        return [self._trainer.publish.remote(self._path(policy_version))]
+    def publish(self, step: int) -> list[Any]:
+        return [self._trainer.publish.remote(self._path(step))]
 
-    def weights(self, policy_version: int) -> WeightBroadcast:
-        path, config = self._path(policy_version), self._config
-        buckets = answer(self._keeper("plan", path, int(config.bucket_mb * (1 << 20))))
+    def weights(self, step: int) -> WeightBroadcast:
+        path, config = self._path(step), self._config
+        buckets = result_of(self._call_store("plan", path, int(config.bucket_mb * (1 << 20))))
         if self._backend == "auto":
-            self._backend = answer(self._keeper("backend"))
+            self._backend = result_of(self._call_store("backend"))
         ranks = (self._num_workers, self._num_ranks)
         return WeightBroadcast(self._trainer, path, buckets, *ranks, self._backend, config.timeout_s)
 
-    def for_all(self, policy_version: int) -> WeightBroadcast:
-        """Begins the broadcast."""
-        if self._sending is not None:
-            with contextlib.suppress(RayError):  # whoever it did not reach has asked for it alone
-                ray.get(self._sending)
-        weights = self.weights(policy_version)
+    def for_all(self, step: int) -> WeightBroadcast:
+        """Start the broadcast to all engines. The one before it has ended by then."""
+        if self._broadcasting is not None:
+            with contextlib.suppress(RayError):  # an engine that it did not reach has asked for a private broadcast
+                ray.get(self._broadcasting)
+        weights = self.weights(step)
         size = 1 + self._num_workers * self._num_ranks
-        meeting = answer(self._keeper("meet_all", size, self._backend, self._config.timeout_s))
-        self._sending = self._keeper("send", weights.path, weights.buckets, meeting)
-        return replace(weights, meeting=meeting)
+        rendezvous = result_of(self._call_store("rendezvous_of_all", size, self._backend, self._config.timeout_s))
+        self._broadcasting = self._call_store("broadcast", weights.path, weights.buckets, rendezvous)
+        return replace(weights, rendezvous=rendezvous)
 
-    def save(self, policy_version: int, path: Path) -> list[Any]:
-        return [self._keeper("copy", self._path(policy_version), str(path))]
+    def save(self, step: int, path: Path) -> list[Any]:
+        return [self._call_store("copy", self._path(step), str(path))]
 
-    def restore(self, policy_version: int, path: Path) -> list[Any]:
-        return [self._keeper("copy", str(path), self._path(policy_version))]
+    def restore(self, step: int, path: Path) -> list[Any]:
+        return [self._call_store("copy", str(path), self._path(step))]
 
-    def retire(self, policy_version: int) -> None:
-        self._keeper("remove", self._path(policy_version))
+    def retire(self, step: int) -> None:
+        self._call_store("remove", self._path(step))

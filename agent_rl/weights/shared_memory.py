@@ -1,4 +1,4 @@
-"""Weights through memory that the processes of one machine share, as safetensors files."""
+"""Weights through safetensors files in the shared memory of one machine."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,10 @@ from agent_rl.weights.transfer.memory import make_folder
 
 
 class SharedMemory(FileChannel, PartBase):
-    """A private folder in /dev/shm, or in the temporary folder where the system has no such mount."""
+    """Writes each version to a file in a private folder in /dev/shm. The run must be on one machine.
+
+    The folder is in the temporary directory if the system has no /dev/shm.
+    """
 
     class Config(PartConfig):
         type: Literal["shared_memory"] = "shared_memory"

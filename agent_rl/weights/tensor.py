@@ -1,4 +1,4 @@
-"""Weights as tensors that are handed over, bucket by bucket, through Ray's object store."""
+"""Weights through Ray's object store, bucket by bucket."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -8,14 +8,14 @@ from pydantic import Field
 from agent_rl.registry import PartBase, PartConfig
 from agent_rl.weights.transfer.engines import check_engine, check_same_machine
 from agent_rl.weights.transfer.handles import WeightObjects
-from agent_rl.weights.transfer.keeper import StoredBuckets
-from agent_rl.weights.transfer.kept import KeptByTrainer, answer
+from agent_rl.weights.transfer.kept import KeptByTrainer, result_of
+from agent_rl.weights.transfer.version_store import StoredBuckets
 
 
 class Tensors(KeptByTrainer, PartBase):
-    """Each version lies in the object store of the trainer's machine; Ray brings buckets to where they are asked for.
+    """Puts the buckets of each version into Ray's object store, from which each rollout worker fetches them.
 
-    An engine of a SGLang server is given them as shared memory, by /update_weights_from_tensor.
+    An SGLang server receives them from its worker through shared memory, by /update_weights_from_tensor.
     """
 
     together = False
@@ -23,10 +23,11 @@ class Tensors(KeptByTrainer, PartBase):
     class Config(PartConfig):
         type: Literal["tensor"] = "tensor"
         bucket_mb: float = Field(512.0, gt=0)
-        """Mebibytes handed over at a time, and held beside the model while they are; a larger tensor goes by itself."""
+        """Mebibytes in one object. Trainer and workers hold as much memory beside the model while they move it. A
+        tensor that is larger is an object of its own."""
 
         def check_run(self, run: Any) -> None:
-            """The run's engines can be given weights this way."""
+            """The run's engines can load weights in buckets, and are on this machine."""
             engine = run.rollout.engine
             check_engine(self.type, engine)
             check_same_machine(engine)
@@ -36,36 +37,37 @@ class Tensors(KeptByTrainer, PartBase):
         self._bucket_bytes = int(config.bucket_mb * (1 << 20))
         self._stored: dict[int, Any] = {}
 
-    def publish(self, policy_version: int) -> list[Any]:
-        """The trainer's ranks write a file in memory, the first one stores its buckets and removes it."""
-        path = self._path(policy_version)
+    def publish(self, step: int) -> list[Any]:
+        """All ranks of the trainer write a file in memory; rank 0 puts its buckets into the object store and removes
+        the file."""
+        path = self._path(step)
         writing = self._trainer.publish.remote(path)
-        self._stored[policy_version] = self._keeper("store", path, self._bucket_bytes)
-        return [writing, self._stored[policy_version], self._keeper("remove", path)]
+        self._stored[step] = self._call_store("put_objects", path, self._bucket_bytes)
+        return [writing, self._stored[step], self._call_store("remove", path)]
 
-    def weights(self, policy_version: int) -> WeightObjects:
-        return WeightObjects(self._of(policy_version))
+    def weights(self, step: int) -> WeightObjects:
+        return WeightObjects(self._of(step))
 
     for_all = weights
 
-    def _of(self, policy_version: int) -> StoredBuckets:
-        stored: StoredBuckets = answer(self._stored[policy_version])
+    def _of(self, step: int) -> StoredBuckets:
+        stored: StoredBuckets = result_of(self._stored[step])
         return stored
 
-    def save(self, policy_version: int, path: Path) -> list[Any]:
-        stored = self._of(policy_version)
+    def save(self, step: int, path: Path) -> list[Any]:
+        stored = self._of(step)
         with path.open("wb") as file:
             file.write(stored.head)
             for ref in stored.refs:
-                file.write(answer(ref).data)
+                file.write(result_of(ref).data)
         return []
 
-    def restore(self, policy_version: int, path: Path) -> list[Any]:
-        self._stored[policy_version] = self._keeper("store", str(path), self._bucket_bytes)
-        return [self._stored[policy_version]]
+    def restore(self, step: int, path: Path) -> list[Any]:
+        self._stored[step] = self._call_store("put_objects", str(path), self._bucket_bytes)
+        return [self._stored[step]]
 
-    def retire(self, policy_version: int) -> None:
-        self._stored.pop(policy_version, None)
+    def retire(self, step: int) -> None:
+        self._stored.pop(step, None)
 
     def close(self) -> None:
         self._stored.clear()

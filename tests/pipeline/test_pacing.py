@@ -65,10 +65,10 @@ def test_dropping_happens_and_only_when_asked_for() -> None:
 
 def test_admission_is_the_rule_of_areal_within_the_bound() -> None:
     pacing = Pacing(batch_groups=4, max_lag=2, max_groups=10, num_steps=5, wait=True)
-    assert pacing.room(version=0, num_issued=0, num_waiting=0) == 10  # 12 by the lag, 10 by the bound
-    assert pacing.room(version=1, num_issued=14, num_waiting=10) == 0
-    assert pacing.room(version=1, num_issued=14, num_waiting=6) == 2
-    assert pacing.room(version=4, num_issued=18, num_waiting=2) == 2  # the last step needs no more
+    assert pacing.room(served=0, num_issued=0, num_waiting=0) == 10  # 12 by the lag, 10 by the bound
+    assert pacing.room(served=1, num_issued=14, num_waiting=10) == 0
+    assert pacing.room(served=1, num_issued=14, num_waiting=6) == 2
+    assert pacing.room(served=4, num_issued=18, num_waiting=2) == 2  # the last step needs no more
 
 
 def test_a_young_group_goes_first_only_while_the_old_ones_keep_their_steps() -> None:

@@ -19,7 +19,7 @@ def test_broadcast_schedule_matches_the_worked_rows(name: str) -> None:
     case = next(case for case in GOLDEN if case["name"] == name)
     config = BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])
     schedule = BatchAsync(config).plan(16, 60)
-    rows = [[i, schedule.version(i), i, i - schedule.version(i)] for i in range(case["in"]["n_rollouts"])]
+    rows = [[i, schedule.sampling_step(i), i, i - schedule.sampling_step(i)] for i in range(case["in"]["n_rollouts"])]
     assert rows == case["out"]["rows_rollout_l_j_N"]
 
 
@@ -32,12 +32,12 @@ def test_broadcast_schedule_matches_the_worked_rows(name: str) -> None:
     ],
 )
 def test_versions_count_updates_where_a_batch_is_used_for_several(name: str) -> None:
-    """As the controller counts: batch i is trained from version i * U on, at what `version(i)` * U sampled."""
+    """As the controller counts: batch i is trained from version i * U on, at what `sampling_step(i)` * U sampled."""
     case = next(case for case in GOLDEN if case["name"] == name)
     updates = case["in"]["steps_per_rollout"]
     schedule = BatchAsync(BatchAsync.Config(broadcast_interval=case["in"]["broadcast_every"])).plan(16, 60)
     rows = [
-        [i, schedule.version(i) * updates, i * updates + h, i * updates + h - schedule.version(i) * updates]
+        [i, schedule.sampling_step(i) * updates, i * updates + h, i * updates + h - schedule.sampling_step(i) * updates]
         for i in range(case["in"]["n_rollouts"])
         for h in range(updates)
     ]
@@ -48,13 +48,13 @@ def test_versions_count_updates_where_a_batch_is_used_for_several(name: str) -> 
 @given(k=st.integers(0, 20), step=st.integers(0, 200))
 def test_exact_lag_ramps_and_then_holds(k: int, step: int) -> None:
     schedule = BatchAsync(BatchAsync.Config(exact_lag=k)).plan(16, 60)
-    assert step - schedule.version(step) == min(step, k)
+    assert step - schedule.sampling_step(step) == min(step, k)
 
 
 @given(n=st.integers(1, 20))
 def test_a_broadcast_interval_cycles_through_1_to_n(n: int) -> None:
     schedule = BatchAsync(BatchAsync.Config(broadcast_interval=n)).plan(16, 60)
-    lags = [step - schedule.version(step) for step in range(n + 1, 3 * n + 1)]
+    lags = [step - schedule.sampling_step(step) for step in range(n + 1, 3 * n + 1)]
     assert lags == list(range(1, n + 1)) * 2
 
 
@@ -63,8 +63,8 @@ def test_a_batch_is_sampled_with_what_is_served_when_its_sampling_starts(
     prefetch: int, interval: int, batch: int
 ) -> None:
     schedule = Schedule(prefetch, interval)
-    assert schedule.version(batch) == schedule.served(max(0, batch - prefetch)) <= batch
-    assert schedule.version(batch) % interval == 0
+    assert schedule.sampling_step(batch) == schedule.served(max(0, batch - prefetch)) <= batch
+    assert schedule.sampling_step(batch) % interval == 0
 
 
 @given(k=st.integers(0, 5), step=st.integers(1, 30), queued=st.integers(0, 5))
@@ -73,12 +73,12 @@ def test_a_continued_run_ramps_only_what_was_not_queued(k: int, step: int, queue
     schedule = Schedule(prefetch=k, broadcast_interval=1)
     continued = schedule.continued(step, queued)
     for batch in range(step, step + queued):
-        assert continued.version(batch) == schedule.version(batch)
+        assert continued.sampling_step(batch) == schedule.sampling_step(batch)
     for batch in range(step + queued, step + 20):
-        assert continued.version(batch) == max(step if queued < k else 0, batch - k)
+        assert continued.sampling_step(batch) == max(step if queued < k else 0, batch - k)
 
 
 def test_sync_has_no_lag_and_runs_in_waves() -> None:
     schedule = Sync(Sync.Config()).plan(16, 60)
-    assert [schedule.version(i) for i in range(4)] == [0, 1, 2, 3]
+    assert [schedule.sampling_step(i) for i in range(4)] == [0, 1, 2, 3]
     assert schedule.waves

@@ -266,8 +266,8 @@ def test_a_weights_file_of_another_model_changes_nothing(model_path, tmp_path):
 class CutShort(WeightFile):
     """Weights that are lost after the first tensor, as when the trainer dies in the middle of a broadcast."""
 
-    async def tensors(self, seat):
-        async for tensors in super().tensors(seat):
+    async def tensors(self, membership):
+        async for tensors in super().tensors(membership):
             yield tensors
             raise WeightsLostError("the trainer is gone")
 

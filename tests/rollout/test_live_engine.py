@@ -17,7 +17,7 @@ from agent_rl.records import Completion, FinishReason, IntArray, SamplingParams
 from agent_rl.rollout.engines.embedded import EmbeddedEngine
 from agent_rl.rollout.live_engine import LiveEngine, Update
 from agent_rl.weights.base import WeightFile
-from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.group import GroupMembership
 from tests.rollout.engine_conformance import Subject, prompts_of, reference_logprobs, reference_model, reference_routing
 
 CONTEXT = 128
@@ -87,8 +87,8 @@ def test_a_completion_that_meets_new_weights_has_both_versions(subject: Subject,
 class InParts(WeightFile):
     """Weights that take their time, as those that are received do: other tasks run between two tensors."""
 
-    async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
-        async for tensors in super().tensors(seat):
+    async def tensors(self, membership: GroupMembership) -> AsyncIterator[dict[str, Tensor]]:
+        async for tensors in super().tensors(membership):
             yield tensors
             await asyncio.sleep(0.001)
 

@@ -17,7 +17,7 @@ from agent_rl.pipeline import workers
 from agent_rl.pipeline.controller import TrainerDiedError
 from agent_rl.pipeline.watchdog import StalledError
 from agent_rl.pipeline.workers import WorkerPool
-from agent_rl.run import load_weights, local_ray
+from agent_rl.run import local_ray, serve_initial_weights
 from agent_rl.weights.base import WeightsLostError
 from tests.configs import quickstart
 
@@ -109,7 +109,7 @@ class Trainer:
         if fails:
             raise ValueError("there is no such model")
 
-    def is_idle(self) -> bool:
+    def ping(self) -> bool:
         return True
 
     def load(self, path: str) -> None:
@@ -119,13 +119,13 @@ class Trainer:
 def test_a_trainer_that_dies_as_it_loads_can_be_started_again() -> None:
     stages: Any = SimpleNamespace(trainer=Trainer.remote(False))
     with pytest.raises(TrainerDiedError, match="The actor died unexpectedly"):
-        load_weights(stages, Path("step-000001"), 1, served=1)
+        serve_initial_weights(stages, Path("step-000001"), 1, served=1)
 
 
 def test_a_trainer_that_cannot_be_made_is_not_started_again() -> None:
     stages: Any = SimpleNamespace(trainer=Trainer.remote(True))
     with pytest.raises(RayActorError, match="there is no such model") as failed:
-        load_weights(stages, None, 0, served=0)
+        serve_initial_weights(stages, None, 0, served=0)
     assert not isinstance(failed.value, TrainerDiedError)
 
 

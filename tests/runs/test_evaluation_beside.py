@@ -17,7 +17,7 @@ from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import RunState
-from agent_rl.run import build_prompts, load_weights, local_ray, newest_checkpoint, start_stages, train
+from agent_rl.run import build_prompts, local_ray, newest_checkpoint, serve_initial_weights, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
 
@@ -114,7 +114,7 @@ def test_its_worker_may_die_and_finds_the_version_again(gate: Path, tmp_path: Pa
                 ray.kill(handles[0])
                 gate.touch()
 
-        load_weights(stages, None, 0, served=0)
+        serve_initial_weights(stages, None, 0, served=0)
         directory = RunDirectory(tmp_path / "run", config)
         BatchController(config, Schedule(1, 1), stages, directory, kill_then_open).run()
         assert stages.eval_workers.num_restarts == 1

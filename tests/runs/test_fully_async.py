@@ -18,7 +18,7 @@ from agent_rl.pipeline.continuous import OVERDUE, ContinuousController
 from agent_rl.pipeline.ledger import Ledger
 from agent_rl.pipeline.pacing import Pacing
 from agent_rl.pipeline.run_directory import RunDirectory, read_metrics
-from agent_rl.run import build_prompts, load_weights, local_ray, start_stages, train
+from agent_rl.run import build_prompts, local_ray, serve_initial_weights, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
 from tests.whole_runs import per_turn, rollout_facts
@@ -75,7 +75,7 @@ def test_no_trained_token_exceeds_max_lag(tmp_path: Path) -> None:
         stages = start_stages(config, build_prompts(config), server, waves=False)
         for max_lag in range(5):
             num_steps, path = max_lag + 3, tmp_path / str(max_lag)
-            load_weights(stages, None, 0, served=0)
+            serve_initial_weights(stages, None, 0, served=0)
             directory = RunDirectory(path, config.model_copy(update={"num_steps": num_steps}))
             pacing = Pacing(2, max_lag, (max_lag + 1) * 2, num_steps, wait=True)
             own = config.model_copy(update={"num_steps": num_steps})

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agent_rl.config import model_directory
+from agent_rl.ports import free_port
 from agent_rl.rollout.engines.sglang import SGLangEngine
 from agent_rl.rollout.sglang.config import SGLangConfig
-from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
+from agent_rl.rollout.sglang.server import ServerProcess, launch_command, launch_environment
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 256

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_rl.cli import app
+from agent_rl.ports import free_port
 from agent_rl.rollout.sglang.served import check_same_model, served_model
-from agent_rl.rollout.sglang.server import free_port
 from agent_rl.run import local_ray
 from tests.configs import QUICKSTART
 from tests.rollout.engine_conformance import SHORT

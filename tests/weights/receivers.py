@@ -14,8 +14,8 @@ from torch import Tensor
 from agent_rl import registry
 from agent_rl.registry import PartKind
 from agent_rl.weights.base import Weights
-from agent_rl.weights.transfer.group import Seat
-from agent_rl.weights.transfer.keeper import Keeper
+from agent_rl.weights.transfer.group import GroupMembership
+from agent_rl.weights.transfer.version_store import VersionStore
 
 
 def file_of(version: int) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ class Source:
     """What a channel asks of a trainer."""
 
     def __init__(self) -> None:
-        self.keeper, self.version = Keeper(), 0
+        self.version_store, self.version = VersionStore(), 0
 
     def become(self, version: int) -> None:
         self.version = version
@@ -41,8 +41,8 @@ class Source:
     def publish(self, path: str) -> None:
         save_file(file_of(self.version), path)
 
-    def weights(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.keeper, method)(*arguments)
+    def call_version_store(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.version_store, method)(*arguments)
 
     def sleep(self, seconds: float) -> None:
         """Be busy, as a trainer is that trains."""
@@ -56,17 +56,17 @@ class Receiver:
     """What receives weights in an engine."""
 
     def __init__(self, index: int) -> None:
-        self.seat = Seat(index)
+        self.membership = GroupMembership(index)
 
     async def sum(self, weights: Weights) -> float:
         """The sum of all tensors, as the last time they were sent whole."""
         found: dict[str, Tensor] = {}
-        async for tensors in weights.tensors(self.seat):
+        async for tensors in weights.tensors(self.membership):
             found |= {name: tensor.double().sum() for name, tensor in tensors.items()}
         return float(sum(found[name] for name in sorted(weights.shapes())))
 
     async def group(self) -> str | None:
-        return self.seat.group_name
+        return self.membership.group_name
 
 
 def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path, timeout_s: float = 60.0) -> Any:

@@ -1,4 +1,4 @@
-"""Generate without a pause: weights are pushed while episodes run, and no batch is older than `max_lag`."""
+"""The regime `fully_async`: sample without a pause, with a bound on the lag."""
 
 from typing import Literal
 
@@ -9,27 +9,34 @@ from agent_rl.registry import PartBase, PartConfig
 
 
 class FullyAsync(PartBase):
+    """Samples without a pause: a step trains on groups that have arrived, and engines load new weights while episodes
+    run.
+
+    An episode may have tokens of several policy versions. No trained token exceeds `max_lag`. A run is not
+    reproducible.
+    """
+
     class Config(PartConfig):
         type: Literal["fully_async"] = "fully_async"
         max_lag: int = Field(1, ge=0)
-        """No token is first trained on more than so many rollout batches after it was sampled. Where a batch is used
-        for U updates, each a policy version, the last one sees a lag of at most max_lag * U + U - 1 versions."""
+        """Bound on the lag of a token when it is first trained on, in rollout batches. If a batch is used for U
+        updates, each makes a policy version, and the last one has a lag of at most max_lag * U + U - 1 versions."""
         max_groups: int | None = Field(None, ge=1)
-        """The most groups in flight and queued at once; null is (max_lag + 1) x batch.num_prompts, which admission
-        by lag never exceeds. A smaller number holds less in memory and makes the data fresher."""
+        """Bound on the groups that are in flight or queued. null is (max_lag + 1) x batch.num_prompts, which `max_lag`
+        implies. A smaller number takes less memory and makes the data fresher."""
         overdue: Literal["wait", "drop"] = "wait"
-        """When a step could go on but for a group that is still being sampled and would be too old at the next:
-        `wait` for it, which keeps slow, hard prompts, or `drop` it, counted by the reason `overdue`."""
+        """What a step does about a group that is still being sampled and would be too old for the next step. `wait`
+        waits for it, which keeps slow, hard prompts. `drop` drops it with the reason `overdue`."""
         update: Literal["in_flight", "drain", "abort"] = "in_flight"
-        """How engines take new weights. `in_flight`: running generations go on with them. `drain`: running
-        generations end first and no new one starts. `abort`: running generations are cut, and their turns go on
-        from what they had sampled. Episodes always go on; every token carries its version."""
+        """How engines load new weights. `in_flight`: running generations continue with them. `drain`: running
+        generations end first, and no new one starts meanwhile. `abort`: running generations are cut, and their turns
+        continue from the tokens sampled so far. Episodes always continue; every token carries its policy version."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, batch_groups: int, num_steps: int) -> Pacing:
-        """Raises `ValueError` if the bound on groups is below a batch."""
+        """The pacing of a run with `batch_groups` groups a step. Raises `ValueError` if `max_groups` is below that."""
         max_groups = self.config.max_groups or (self.config.max_lag + 1) * batch_groups
         if max_groups < batch_groups:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Generate, then train, in waves: lag 0, and the same seed gives the same bits."""
+"""The regime `sync`: sample a batch, then train on it."""
 
 from typing import Literal
 
@@ -7,6 +7,12 @@ from agent_rl.registry import PartBase, PartConfig
 
 
 class Sync(PartBase):
+    """Samples a batch with the newest weights, then trains on it. The same seed gives the same bits.
+
+    Episodes are sampled in waves of `rollout.max_concurrent_episodes`, so that what an engine batches together does not
+    depend on time.
+    """
+
     class Config(PartConfig):
         type: Literal["sync"] = "sync"
 
@@ -14,4 +20,5 @@ class Sync(PartBase):
         self.config = config
 
     def plan(self, batch_groups: int, num_steps: int) -> Schedule:
+        """The schedule; it does not depend on the arguments."""
         return Schedule(prefetch=0, broadcast_interval=1, waves=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.weights.base import Weights
-from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.group import GroupMembership
 from agent_rl.weights.transfer.names import expert_names
 
 
@@ -24,10 +24,10 @@ def check_weights(model: Any, weights: Weights) -> None:
         raise ValueError(f"{weights} has {wrong[0]} as {found[wrong[0]]}, the model has {expected}")
 
 
-async def load_weights(model: Any, weights: Weights, seat: Seat) -> None:
+async def load_weights(model: Any, weights: Weights, membership: GroupMembership) -> None:
     """Copy weights that were checked into the model, some at a time."""
     places = _places(model)
-    async for tensors in weights.tensors(seat):
+    async for tensors in weights.tensors(membership):
         with torch.no_grad():
             for name, tensor in tensors.items():
                 places[name].copy_(tensor)

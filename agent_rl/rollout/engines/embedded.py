@@ -18,7 +18,7 @@ from agent_rl.rollout.embedded.slots import Slots
 from agent_rl.rollout.embedded.weights import check_weights, load_weights
 from agent_rl.rollout.engines.base import EngineConfig
 from agent_rl.weights.base import Weights
-from agent_rl.weights.transfer.group import Seat
+from agent_rl.weights.transfer.group import GroupMembership
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class EmbeddedEngine(PartBase):
         self._task: asyncio.Task[None] | None = None
         self._stepping = asyncio.Lock()
         """Held during a step, and while weights change."""
-        self._seat = Seat(worker_index)
+        self._membership = GroupMembership(worker_index)
         self._closed = False
         self._probe()
 
@@ -172,7 +172,7 @@ class EmbeddedEngine(PartBase):
         check_weights(self._model, weights)
         async with self._stepping:
             try:
-                await load_weights(self._model, weights, self._seat)
+                await load_weights(self._model, weights, self._membership)
             except BaseException:
                 await self.close()
                 raise

@@ -19,7 +19,7 @@ from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.sglang.weights import as_directory
 from agent_rl.weights.base import WeightFile, Weights
 from agent_rl.weights.transfer.buckets import Bucket
-from agent_rl.weights.transfer.group import Meeting
+from agent_rl.weights.transfer.group import Rendezvous
 from agent_rl.weights.transfer.handles import WeightBroadcast, WeightObjects
 
 
@@ -58,29 +58,31 @@ class Loading:
                 await self._post("/update_weights_from_tensor", body | (stamp if is_last else {"flush_cache": False}))
 
     async def _receive(self, weights: WeightBroadcast, stamp: dict[str, Any]) -> None:
-        """Receive what is sent to all engines; if the server is not among them, what is sent to it alone."""
-        if weights.meeting is not None and weights.is_for(self._group):
-            await self._receive_at(weights.meeting, 1 + self._worker_index * self._config.tp_size, weights, stamp)
+        """What is sent to all, or, where the server has no part in that, what is sent to it alone."""
+        if weights.rendezvous is not None and weights.is_for(self._group):
+            await self._receive_at(weights.rendezvous, 1 + self._worker_index * self._config.tp_size, weights, stamp)
             return
-        asked = await weights.ask(self._worker_index)
-        await self._receive_at(asked.meeting, 1, weights, stamp)
+        private = await weights.ask(self._worker_index)
+        await self._receive_at(private.rendezvous, 1, weights, stamp)
         await self._leave()
-        await asked.end()
+        await private.end()
 
-    async def _receive_at(self, meeting: Meeting, rank: int, weights: WeightBroadcast, stamp: dict[str, Any]) -> None:
-        if meeting.name != self._group:
+    async def _receive_at(
+        self, rendezvous: Rendezvous, rank: int, weights: WeightBroadcast, stamp: dict[str, Any]
+    ) -> None:
+        if rendezvous.name != self._group:
             await self._leave()
-            place = {"master_address": meeting.host, "master_port": meeting.port, "backend": meeting.backend}
-            group = {"group_name": meeting.name, "rank_offset": rank, "world_size": meeting.size}
+            place = {"master_address": rendezvous.host, "master_port": rendezvous.port, "backend": rendezvous.backend}
+            group = {"group_name": rendezvous.name, "rank_offset": rank, "world_size": rendezvous.size}
             await self._post("/init_weights_update_group", place | group)
-            self._group = meeting.name
+            self._group = rendezvous.name
         async with self._session():
             for bucket in weights.buckets:
                 body = {
                     "names": bucket.names,
                     "dtypes": [str(dtype).removeprefix("torch.") for dtype in bucket.dtypes],
                     "shapes": bucket.shapes,
-                    "group_name": meeting.name,
+                    "group_name": rendezvous.name,
                     "load_format": "flattened_bucket",
                 }
                 is_last = bucket is weights.buckets[-1]

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,11 +92,3 @@ class ServerProcess:
         """The end of its output."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return "\n".join(lines[-_TAIL_LINES:])
-
-
-def free_port() -> int:
-    """A port of loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

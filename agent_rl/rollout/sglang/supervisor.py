@@ -8,13 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from agent_rl.ports import free_port
 from agent_rl.rollout.engines.base import EngineError
 from agent_rl.rollout.sglang.client import Client, RefusedError
 from agent_rl.rollout.sglang.config import SGLangConfig
 from agent_rl.rollout.sglang.loading import Loading
 from agent_rl.rollout.sglang.messages import VersionLabels
 from agent_rl.rollout.sglang.probe import check_server
-from agent_rl.rollout.sglang.server import ServerProcess, free_port, launch_command, launch_environment
+from agent_rl.rollout.sglang.server import ServerProcess, launch_command, launch_environment
 from agent_rl.rollout.sglang.weights import check_shapes
 from agent_rl.weights.base import WeightFile, Weights, WeightsLostError
 

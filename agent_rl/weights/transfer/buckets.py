@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file in buckets: consecutive ones, so that a bucket is one stretch of the file."""
+"""Buckets of a safetensors file: consecutive tensors, whose bytes are one contiguous range of the file."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from agent_rl.weights.transfer.names import DTYPES, LENGTH_BYTES
 
 @dataclass(frozen=True)
 class Bucket:
-    """Consecutive tensors of a weight file; `begin` and `size` say where their bytes are in it."""
+    """Consecutive tensors of a weight file. Their bytes are the `size` bytes from offset `begin` of the file."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
@@ -32,7 +32,7 @@ class Bucket:
         return data
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where the bytes of each tensor begin and end in the bucket."""
+        """The first byte of each tensor in the bucket, and the byte after its last."""
         ends, end = [], 0
         for dtype, shape in zip(self.dtypes, self.shapes, strict=True):
             begin, end = end, end + prod(shape) * dtype.itemsize
@@ -40,20 +40,20 @@ class Bucket:
         return ends
 
     def tensors(self, data: Tensor) -> dict[str, Tensor]:
-        """The tensors, as views of the bucket's bytes."""
+        """The tensors, as views of `data`: the bytes of the bucket, uint8 [size]."""
         parts = zip(self.names, self.dtypes, self.shapes, self.spans(), strict=True)
         return {name: data[b:e].view(dtype).reshape(shape) for name, dtype, shape, (b, e) in parts}
 
 
 def head(path: Path) -> bytes:
-    """What comes before the tensors' bytes in a safetensors file."""
+    """The header of a safetensors file: all bytes before those of the tensors."""
     with path.open("rb") as file:
         length = file.read(LENGTH_BYTES)
         return length + file.read(int.from_bytes(length, "little"))
 
 
 def plan(path: Path, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """The buckets of a weight file: `bucket_bytes` or less each, except that a larger tensor has one for itself."""
+    """The buckets of a weight file, of at most `bucket_bytes` each. A larger tensor is a bucket of its own."""
     text = head(path)
     entries = json.loads(text[LENGTH_BYTES:])
     entries.pop("__metadata__", None)

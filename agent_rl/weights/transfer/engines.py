@@ -1,4 +1,4 @@
-"""Which engines can be given weights in buckets."""
+"""Which engines can load weights in buckets."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def check_engine(weights: str, engine: Any) -> None:
-    """Raises `ValueError` if engines of this config cannot be given weights of that type."""
+    """Raises `ValueError` if engines of this config cannot load weights in buckets. `weights`: the channel's type."""
     if getattr(engine, "on_update", None) == "drain":
         raise ValueError(
             f"weights.type {weights} loads a server's weights in parts, and one that drains would sample in between; "
@@ -21,7 +21,7 @@ def check_engine(weights: str, engine: Any) -> None:
 
 
 def check_same_machine(engine: Any) -> None:
-    """Raises `ValueError` if a server is at another machine than the rollout worker that hands tensors to it."""
+    """Raises `ValueError` if a server may be on another machine than its rollout worker: they share memory."""
     others = [url for url in getattr(engine, "urls", []) if urlsplit(url).hostname not in _THIS_MACHINE]
     if others:
         raise ValueError(

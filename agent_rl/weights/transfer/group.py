@@ -1,4 +1,4 @@
-"""Process groups between one sender and engines, beside whatever groups these processes have of their own."""
+"""Process groups of one sender and its engines, apart from the other process groups that these processes are in."""
 
 import asyncio
 import secrets
@@ -13,11 +13,12 @@ from torch.distributed.distributed_c10d import Backend, _new_process_group_helpe
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where `size` ranks meet, of which the sender is rank 0.
+class Rendezvous:
+    """Where and how `size` ranks form a process group. The sender is rank 0.
 
-    `is_new`: the group is still to be joined. `leaves_all`: an engine of the group of all meets the sender here, since
-    it is in that group no more.
+    `name`: of the group. `host`, `port`: of the rendezvous store. `backend`: nccl or gloo. `timeout_s`: seconds that
+    ranks wait for each other. `is_new`: the ranks have not joined the group yet. `leaves_all`: the group is for one
+    engine that is no longer in the group of all engines, so that the sender has to form a new one.
     """
 
     name: str
@@ -31,37 +32,39 @@ class Meeting:
 
 
 class Group:
-    """This process as one rank of a group. It is made, and waited for, as SGLang makes its own side.
+    """A process group with this process as rank `rank`. The constructor waits until all ranks have joined.
 
-    Raises `RuntimeError` if the others do not come in time.
+    The group is made the same way as SGLang makes it on its side. Raises `RuntimeError` if a rank does not join in
+    time.
     """
 
-    def __init__(self, meeting: Meeting, rank: int, store: TCPStore | None = None) -> None:
-        timeout = timedelta(seconds=meeting.timeout_s)
-        self.name = meeting.name
-        self._store = store or connect(meeting)
+    def __init__(self, rendezvous: Rendezvous, rank: int, store: TCPStore | None = None) -> None:
+        timeout = timedelta(seconds=rendezvous.timeout_s)
+        self.name = rendezvous.name
+        self._store = store or connect(rendezvous)
         self._group: Any
         self._group, _ = _new_process_group_helper(
-            meeting.size,
+            rendezvous.size,
             rank,
             [],
-            Backend(meeting.backend),
-            PrefixStore(meeting.name, self._store),
-            group_name=meeting.name,  # type: ignore[arg-type]
+            Backend(rendezvous.backend),
+            PrefixStore(rendezvous.name, self._store),
+            group_name=rendezvous.name,  # type: ignore[arg-type]
             timeout=timeout,
         )
-        _world.pg_group_ranks[self._group] = {i: i for i in range(meeting.size)}
+        _world.pg_group_ranks[self._group] = {i: i for i in range(rendezvous.size)}
 
     def broadcast(self, data: Tensor) -> None:
-        """From rank 0 to all others, in place. Raises `RuntimeError` if one is gone."""
+        """Copy `data` of rank 0 into `data` of all others. Raises `RuntimeError` if a rank has left."""
         self._group.broadcast(data, 0).wait()
 
     def leave(self) -> None:
+        """Destroy the group in this process. Broadcasts of the other ranks fail from then on."""
         dist.destroy_process_group(self._group)
 
 
-class Seat:
-    """The place of an engine, here of one rank, in the group of all engines, which it stays in between updates."""
+class GroupMembership:
+    """The membership of an engine, which is one rank here, in the group of all engines. It lasts between updates."""
 
     def __init__(self, worker_index: int) -> None:
         self.worker_index = worker_index
@@ -69,32 +72,36 @@ class Seat:
 
     @property
     def group_name(self) -> str | None:
+        """The name of the group that the engine is in; None if it is in none."""
         return None if self._group is None else self._group.name
 
-    async def take(self, meeting: Meeting) -> Group:
-        """Be in the group that meets there. Raises `RuntimeError` if the others do not come in time."""
-        if self._group is None or self._group.name != meeting.name:
+    async def join(self, rendezvous: Rendezvous) -> Group:
+        """Join the group of `rendezvous`, unless it is joined already. Raises `RuntimeError` if a rank is late."""
+        if self._group is None or self._group.name != rendezvous.name:
             self.leave()
-            self._group = await asyncio.to_thread(Group, meeting, 1 + self.worker_index)
+            self._group = await asyncio.to_thread(Group, rendezvous, 1 + self.worker_index)
         return self._group
 
     def leave(self) -> None:
+        """Leave the group, if there is one."""
         if self._group is not None:
             self._group.leave()
             self._group = None
 
 
-def connect(meeting: Meeting) -> TCPStore:
-    """What those who meet there agree by."""
-    return TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=meeting.timeout_s), wait_for_workers=False)
+def connect(rendezvous: Rendezvous) -> TCPStore:
+    """Connect to the rendezvous store."""
+    return TCPStore(
+        rendezvous.host, rendezvous.port, timeout=timedelta(seconds=rendezvous.timeout_s), wait_for_workers=False
+    )
 
 
-def open_meeting(
+def open_rendezvous(
     host: str, size: int, backend: str, timeout_s: float, leaves_all: bool = False
-) -> tuple[Meeting, TCPStore]:
-    """A place to meet at this machine, and what listens there for as long as it is held."""
+) -> tuple[Rendezvous, TCPStore]:
+    """Start a rendezvous store on `host`, this machine. It listens for as long as the returned store is referenced."""
     store = TCPStore(
         host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, use_libuv=True
     )
     name = f"weights-{secrets.token_hex(6)}"
-    return Meeting(name, host, store.port, size, backend, timeout_s, leaves_all=leaves_all), store
+    return Rendezvous(name, host, store.port, size, backend, timeout_s, leaves_all=leaves_all), store

@@ -1,4 +1,4 @@
-"""Versions that engines get in buckets: from Ray's object store, or by a broadcast."""
+"""Handles to weights that engines load in buckets: from Ray's object store, or from a broadcast."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from agent_rl.weights.base import Shapes, WeightsLostError
 from agent_rl.weights.transfer.buckets import Bucket
-from agent_rl.weights.transfer.group import Group, Meeting, Seat, open_meeting
-from agent_rl.weights.transfer.keeper import BEGUN, StoredBuckets
+from agent_rl.weights.transfer.group import Group, GroupMembership, Rendezvous, open_rendezvous
+from agent_rl.weights.transfer.version_store import BEGUN, StoredBuckets
 
 _POLL_S = 0.02
 
@@ -25,7 +25,7 @@ def _shapes(buckets: tuple[Bucket, ...]) -> Shapes:
 
 @dataclass(frozen=True)
 class WeightObjects:
-    """A version whose buckets are objects in Ray's store, to be had at any time."""
+    """Weights whose buckets are in Ray's object store. An engine can load them at any time."""
 
     stored: StoredBuckets
 
@@ -40,15 +40,15 @@ class WeightObjects:
         return _shapes(self.buckets)
 
     async def data(self) -> AsyncIterator[tuple[Bucket, Tensor]]:
-        """Every bucket with its bytes. Raises `WeightsLostError` if the trainer, who owns them, is gone."""
+        """Every bucket with its bytes, uint8 [size]. Raises `WeightsLostError` if the trainer, their owner, died."""
         for bucket, ref in zip(self.buckets, self.stored.refs, strict=True):
             try:
                 found = await ref
             except RayError as error:
                 raise WeightsLostError(f"weights are in Ray's object store no more: {error}") from None
-            yield bucket, torch.from_numpy(found.copy())  # what is in the store cannot be written to
+            yield bucket, torch.from_numpy(found.copy())  # objects in the store are read-only
 
-    async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
+    async def tensors(self, membership: GroupMembership) -> AsyncIterator[dict[str, Tensor]]:
         async for bucket, data in self.data():
             yield bucket.tensors(data)
 
@@ -58,11 +58,11 @@ class WeightObjects:
 
 @dataclass(frozen=True)
 class WeightBroadcast:
-    """A version that the trainer keeps and broadcasts: to all engines at `meeting`, where that is being done now, and
-    to any engine alone that asks for it.
+    """Weights that the trainer keeps and broadcasts, to all engines together or to one engine alone.
 
-    `trainer` is its actor handle, `path` the version's file on its machine. All engines are `num_workers`, of
-    `num_ranks` ranks each; there may be others, with a higher worker index.
+    `trainer`: its actor handle. `path`: the file of the weights on its machine. `num_workers`: engines in the group of
+    all, of `num_ranks` ranks each; engines with a higher worker index are not in it. `timeout_s`: seconds that ranks
+    wait for each other. `rendezvous`: the group of all engines; None if no broadcast to all is under way.
     """
 
     trainer: Any
@@ -72,7 +72,7 @@ class WeightBroadcast:
     num_ranks: int
     backend: str
     timeout_s: float
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     def __str__(self) -> str:
         return "what the trainer published"
@@ -81,46 +81,46 @@ class WeightBroadcast:
         return _shapes(self.buckets)
 
     def again(self) -> "WeightBroadcast":
-        return replace(self, meeting=None)
+        return replace(self, rendezvous=None)
 
     def is_for(self, group: str | None) -> bool:
-        """Whether an engine that is in the group of that name, or in none, receives what is sent to all."""
-        return self.meeting is not None and (self.meeting.is_new or self.meeting.name == group)
+        """Whether an engine takes part in the broadcast to all. `group`: the group that it is in, if any."""
+        return self.rendezvous is not None and (self.rendezvous.is_new or self.rendezvous.name == group)
 
-    async def ask(self, worker_index: int) -> "Asked":
-        """Ask the trainer to send this to one engine alone. Returns once it begins, however long it is busy before.
+    async def ask(self, worker_index: int) -> "PrivateBroadcast":
+        """Ask the trainer for a broadcast to one engine alone. Returns when it starts: a busy trainer is waited for.
 
-        Raises `WeightsLostError` if it cannot.
+        Raises `WeightsLostError` if the trainer cannot send the weights.
         """
         leaves_all, host = worker_index < self.num_workers, ray.util.get_node_ip_address()
-        meeting, store = open_meeting(host, 1 + self.num_ranks, self.backend, self.timeout_s, leaves_all)
-        sending = self.trainer.weights.remote("send", self.path, self.buckets, meeting)
-        asked = Asked(self.trainer, meeting, store, sending)
+        rendezvous, store = open_rendezvous(host, 1 + self.num_ranks, self.backend, self.timeout_s, leaves_all)
+        sending = self.trainer.call_version_store.remote("broadcast", self.path, self.buckets, rendezvous)
+        private = PrivateBroadcast(self.trainer, rendezvous, store, sending)
         while not store.check([BEGUN]):
             if ray.wait([sending], timeout=0)[0]:
-                await asked.end()
+                await private.end()
             await asyncio.sleep(_POLL_S)
-        return asked
+        return private
 
-    async def tensors(self, seat: Seat) -> AsyncIterator[dict[str, Tensor]]:
-        """What is sent to all; from the beginning and alone, where this engine has no part in that or it breaks."""
-        if self.meeting is not None and self.is_for(seat.group_name):
+    async def tensors(self, membership: GroupMembership) -> AsyncIterator[dict[str, Tensor]]:
+        """The tensors of the broadcast to all. If this engine is not part of it, or it breaks: of a private one."""
+        if self.rendezvous is not None and self.is_for(membership.group_name):
             try:
-                async for tensors in self._received(await seat.take(self.meeting)):
+                async for tensors in self._received(await membership.join(self.rendezvous)):
                     yield tensors
-            except RuntimeError:  # of a group that another rank has left
-                seat.leave()
+            except RuntimeError:  # another rank has left the group
+                membership.leave()
             else:
                 return
-        seat.leave()
-        async for tensors in self._alone(seat.worker_index):
+        membership.leave()
+        async for tensors in self._alone(membership.worker_index):
             yield tensors
 
     async def _alone(self, worker_index: int) -> AsyncIterator[dict[str, Tensor]]:
-        asked = await self.ask(worker_index)
+        private = await self.ask(worker_index)
         group: Group | None = None
         try:
-            group = await asyncio.to_thread(Group, asked.meeting, 1, asked.store)
+            group = await asyncio.to_thread(Group, private.rendezvous, 1, private.store)
             async for tensors in self._received(group):
                 yield tensors
         except RuntimeError as error:
@@ -128,7 +128,7 @@ class WeightBroadcast:
         finally:
             if group is not None:
                 group.leave()
-        await asked.end()
+        await private.end()
 
     async def _received(self, group: Group) -> AsyncIterator[dict[str, Tensor]]:
         for bucket in self.buckets:
@@ -138,18 +138,21 @@ class WeightBroadcast:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A version that is being sent to one engine, which meets the trainer alone. Hold `store` until the end."""
+class PrivateBroadcast:
+    """A broadcast to one engine, in a group of the trainer and that engine. Keep a reference to `store` until `end`.
+
+    `sending`: the Ray reference of the trainer's call.
+    """
 
     trainer: Any
-    meeting: Meeting
+    rendezvous: Rendezvous
     store: TCPStore
     sending: Any
 
     async def end(self) -> None:
-        """All has been received: the trainer may part from the group. Raises `WeightsLostError` if it had failed."""
+        """Let the trainer leave the group, after the last bucket. Raises `WeightsLostError` if its broadcast failed."""
         try:
             await self.sending
         except RayError as error:
             raise WeightsLostError(f"the trainer did not send the weights: {error}") from None
-        self.trainer.weights.remote("leave", self.meeting.name)
+        self.trainer.call_version_store.remote("leave", self.rendezvous.name)

@@ -1,4 +1,4 @@
-"""What channels share whose versions are kept by the trainer, in its `Keeper`."""
+"""The base of the channels whose versions the trainer keeps, in its `VersionStore`."""
 
 import shutil
 from typing import Any
@@ -7,32 +7,32 @@ import ray
 from ray.exceptions import RayError
 
 from agent_rl.weights.base import WeightsLostError
-from agent_rl.weights.transfer.keeper import CLOSE_S
+from agent_rl.weights.transfer.version_store import CLOSE_S
 
 
 class KeptByTrainer:
-    """Calls to the keeper in the trainer whose actor handle is `trainer`, and where it has the versions' files."""
+    """Calls the `VersionStore` of `trainer`, an actor handle, and knows where it has the files of the versions."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._folder = trainer, ""
 
-    def _keeper(self, method: str, *arguments: Any) -> Any:
-        """A call, begun."""
-        return self._trainer.weights.remote(method, *arguments)
+    def _call_store(self, method: str, *arguments: Any) -> Any:
+        """Start a call of a method of the `VersionStore`; returns its Ray reference."""
+        return self._trainer.call_version_store.remote(method, *arguments)
 
-    def _path(self, policy_version: int) -> str:
-        self._folder = self._folder or answer(self._keeper("folder"))
-        return f"{self._folder}/{policy_version}.safetensors"
+    def _path(self, step: int) -> str:
+        self._folder = self._folder or result_of(self._call_store("folder"))
+        return f"{self._folder}/{step}.safetensors"
 
     def close(self) -> None:
-        """Free the memory; of a trainer elsewhere that does not answer, its machine's next trainer does."""
-        ray.wait([self._keeper("close")], timeout=CLOSE_S)
+        """Free the memory. If the trainer does not answer and is on another machine, the next trainer there does."""
+        ray.wait([self._call_store("close")], timeout=CLOSE_S)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def answer(ref: Any) -> Any:
-    """What a call to the trainer returns. Raises `WeightsLostError` if it cannot."""
+def result_of(ref: Any) -> Any:
+    """The result of a call to the trainer. Raises `WeightsLostError` if the call failed or the trainer died."""
     try:
         return ray.get(ref)
     except RayError as error:

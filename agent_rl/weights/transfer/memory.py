@@ -1,4 +1,4 @@
-"""Folders for weights, each of one process: those that a killed one has left are removed by the next."""
+"""Folders for weights, each owned by one process. The next process removes the folders of killed ones."""
 
 import os
 import shutil
@@ -10,18 +10,18 @@ _MEMORY = Path("/dev/shm")
 
 
 def make_folder(parent: Path | None = None) -> Path:
-    """A folder of this process's own in `parent`.
+    """Create a folder of this process in `parent`, and remove those of processes of this machine that have ended.
 
-    Without one, in /dev/shm, or in the temporary folder where the system has no such mount.
+    `parent` is /dev/shm by default, or the temporary directory if the system has no /dev/shm.
     """
     parent = parent or (_MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir()))
-    prefix = f"agent-rl-weights-{socket.gethostname()}-"  # processes of other machines may share a disk
+    prefix = f"agent-rl-weights-{socket.gethostname()}-"  # other machines may use the same disk
     _sweep(parent, prefix)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Remove what was left by processes of this machine that were killed: folders of those that are no more."""
+    """Remove the folders whose process, of this machine, no longer exists."""
     for folder in parent.glob(f"{prefix}*-*"):
         process_id = folder.name.removeprefix(prefix).partition("-")[0]
         if process_id.isdigit() and not Path(f"/proc/{process_id}").exists():

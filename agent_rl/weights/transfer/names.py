@@ -1,4 +1,4 @@
-"""What weights are called: dtypes in safetensors files, and experts in Hugging Face's files."""
+"""Names in weight files: of dtypes in safetensors files, and of experts in Hugging Face's files."""
 
 import re
 
@@ -6,13 +6,12 @@ import torch
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 LENGTH_BYTES = 8
-"""Of the number that a safetensors file begins with: the length of its header."""
+"""Size of the integer at the start of a safetensors file: the length of its header."""
 _FUSED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
 def expert_names(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the matrices of each expert in a fused tensor, in the order in which fusing put their bytes
-    one after another; none for any other tensor.
+    """Names and shapes of each expert's matrices in a fused tensor, in the order of their bytes; none if not fused.
 
     gate_up_proj [E, 2 I, d] is, for each expert, gate_proj [I, d] and up_proj [I, d].
     """
