@@ -1,8 +1,6 @@
 """Builds the parts of a run from its config and runs the training loop."""
 
 import contextlib
-import fcntl
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from agent_rl.pipeline.controller import Controller, Stages, TrainerDiedError, r
 from agent_rl.pipeline.evaluation import Evaluation, collect_evaluation, start_evaluation
 from agent_rl.pipeline.figures import OnRow
 from agent_rl.pipeline.pacing import Pacing
-from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints
+from agent_rl.pipeline.run_directory import RunDirectory, list_checkpoints, lock
 from agent_rl.pipeline.schedule import Schedule
 from agent_rl.pipeline.state import SERVED_WEIGHTS, RunState, policy_version_at
 from agent_rl.pipeline.wandb_log import wandb_log
@@ -39,6 +37,9 @@ from agent_rl.weights.base import WeightsLostError
 Prompts = tuple[PromptSource, PromptSource]
 """The training prompts and the held-out prompts."""
 ANYWHERE = Placement()
+_MAX_CALLS = 100_000
+"""Calls that a worker runs at once. `fully_async` makes one for each group, and a new version of the weights must not
+wait in line behind them, as it would at Ray's default of 1000."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,29 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
     `checked_prompts`, if the caller has it already. Raises `ValueError` if the run cannot start or go on, with the
     reason, and `StalledError` if the watchdog stops it.
     """
-    checkpoint = newest_checkpoint(path) if resume else None
-    if checkpoint:
-        _check_resumed(path, RunState.load(checkpoint), config)
-    prompts = prompts or checked_prompts(config)
-    with lock(path), wandb_log(config, path, on_row) as on_row:
-        num_deaths = 0
-        while True:
-            try:
-                return train_from(checkpoint, config, path, prompts, on_row)
-            except (TrainerDiedError, WeightsLostError) as death:
-                num_deaths += 1
-                if num_deaths > MAX_RESTARTS:
-                    raise ValueError(_gave_up(num_deaths, death)) from death
-                checkpoint = next(reversed(list_checkpoints(path)), None)
-                where = checkpoint.name if checkpoint else "the start"
-                print(f"the trainer died; all of the run goes back to {where} and on from there", file=sys.stderr)
+    with lock(path):  # before the checkpoint is chosen: another process may be about to write its last one
+        checkpoint = newest_checkpoint(path) if resume else None
+        if checkpoint:
+            _check_resumed(path, RunState.load(checkpoint), config)
+        prompts = prompts or checked_prompts(config)
+        with wandb_log(config, path, on_row) as on_row:
+            return _train_through_deaths(checkpoint, config, path, prompts, on_row)
+
+
+def _train_through_deaths(
+    checkpoint: Path | None, config: RunConfig, path: Path, prompts: Prompts, on_row: OnRow
+) -> RunResult:
+    num_deaths = 0
+    while True:
+        try:
+            return train_from(checkpoint, config, path, prompts, on_row)
+        except (TrainerDiedError, WeightsLostError) as death:
+            num_deaths += 1
+            if num_deaths > MAX_RESTARTS:
+                raise ValueError(_gave_up(num_deaths, death)) from death
+            checkpoint = next(reversed(list_checkpoints(path)), None)
+            where = checkpoint.name if checkpoint else "the start"
+            print(f"the trainer died; all of the run goes back to {where} and on from there", file=sys.stderr)
 
 
 def _gave_up(num_deaths: int, last: Exception) -> str:
@@ -171,7 +179,7 @@ def start_workers(
     config: RunConfig, server: ToolServer, waves: bool, placement: Placement = ANYWHERE, for_evaluation: bool = False
 ) -> WorkerPool:
     """Start the workers of training, or those that only evaluate, whose places come after the others."""
-    worker = ray.remote(RolloutWorker)
+    worker = ray.remote(max_concurrency=_MAX_CALLS)(RolloutWorker)
     first = config.rollout.num_workers if for_evaluation else 0
 
     def start(place: int) -> Any:
@@ -213,22 +221,6 @@ def checked_prompts(config: RunConfig) -> Prompts:
                 "`agent-rl data check` shows more, and eval.allow_overlap=true starts all the same"
             )
     return train, heldout
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Keep other processes out of a run directory. Raises `ValueError` if another process uses it."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{path} is in use by another process; wait for it or name another directory") from None
-        try:
-            yield
-        finally:
-            if [entry.name for entry in path.iterdir()] == ["lock"]:  # nothing was run: leave nothing
-                shutil.rmtree(path)
 
 
 def serve_initial_weights(stages: Stages, checkpoint: Path | None, start: int, served: int) -> None:

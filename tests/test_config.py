@@ -15,6 +15,7 @@ from agent_rl.config import RunConfig, SandboxConfig, apply_override, dump, load
 from agent_rl.run import train
 from agent_rl.settings import Settings, check
 
+LAG_20 = {"pipeline": {"type": "batch_async", "exact_lag": 20}}
 MIXTURE = {"model": {"path": "builtin:tiny-qwen3-moe"}, "routing_replay": True}
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -100,6 +101,8 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ({"prompts": {}}, "prompts: must be a mapping with a `type`; known prompts types: arithmetic"),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
         ({"trainer": {"type": "torch", "max_tokens_per_microbatch": 99}}, "trainer.max_tokens_per_microbatch is 99"),
+        (LAG_20 | {"trainer": {"type": "torch", "proximal": {"every": 1}}}, "max_snapshots to 21 or more"),
+        (LAG_20 | {"objective": {"gates": ["tis"], "ratio": {"denominator": "proximal"}}}, "max_snapshots to 21 or"),
         ({"num_steps": 0}, "num_steps: Input should be greater than or equal to 1, got 0"),
         ({"num_steps": "abc"}, "num_steps: must be an integer, got 'abc'"),
         ({"rollout": {"tools": "python"}}, "rollout.tools: must be a list, got 'python'"),

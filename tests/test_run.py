@@ -18,9 +18,9 @@ from agent_rl.cli import app
 from agent_rl.config import RunConfig, model_directory
 from agent_rl.pipeline.batches import BatchController
 from agent_rl.pipeline.controller import Stages
-from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, read_metrics
+from agent_rl.pipeline.run_directory import METRIC_KEYS, RunDirectory, lock, read_metrics
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.run import build_prompts, local_ray, lock, newest_checkpoint, serve_initial_weights, start_stages, train
+from agent_rl.run import build_prompts, local_ray, newest_checkpoint, serve_initial_weights, start_stages, train
 from agent_rl.tool_server import ToolServer
 from tests.configs import quickstart
 from tests.whole_runs import SMALL, ignore, per_turn, recorded_lags, rollout_facts

@@ -18,13 +18,15 @@ def bound_by_turn(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     """What the distance from the rollouts cost from step `first_step` on, one row a turn and one for all.
 
     Every figure is a sum over tokens, averaged over all episodes of those steps; an episode that did not reach a turn
-    counts as 0. With top-p or top-k only the steps count whose mass off the kept sets was computed, if any was
-    (`trainer.off_support_every`). Columns: turn ("all" last); n, tokens; tv; off_support (NaN with full support, and
-    where it was never computed); budget = tv + off_support, the share of 2 xi that the turn uses: a relative figure,
-    since at 1 in all the bound is vacuous; share, the turn's share of the budget of all turns; low and high, limits of
-    the budget at the states that were visited; mean_low and mean_high, limits of its expectation over episodes on the
-    same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget of earlier turns; ratio_drift,
-    near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length restored gives away.
+    counts as 0. Where a batch is trained on several times only the first use counts: afterwards the policy depends on
+    these very samples, and they estimate nothing. With top-p or top-k only the steps count whose mass off the kept sets
+    was computed, if any was (`trainer.off_support_every`). Columns: turn ("all" last); n, tokens; tv; off_support (NaN
+    with full support, and where it was never computed); budget = tv + off_support, the share of 2 xi that the turn
+    uses: a relative figure, since at 1 in all the bound is vacuous; share, the turn's share of the budget of all turns;
+    low and high, limits of the budget at the states that were visited; mean_low and mean_high, limits of its
+    expectation over episodes on the same prompts (empirical Bernstein; wide for few episodes); state_shift, the budget
+    of earlier turns; ratio_drift, near 0 if the log-probs are right; gspo_gap, what GSPO's surrogate with its length
+    restored gives away.
     Every limit is one-sided and wrong with probability 0.05. Raises `ValueError` if nothing was recorded.
     """
     rows, num_episodes = _audited(run, first_step)
@@ -81,23 +83,25 @@ def bound_summary(run: RecordedRun, first_step: int = 0) -> pl.DataFrame:
     return bound_by_turn(run, first_step).drop("n", "tv", "mean_low").with_columns(pl.col(pl.Float64).round(4) + 0.0)
 
 
-def bound_over_time(mismatch: pl.DataFrame) -> pl.DataFrame:
-    """The share of the budget by step and turn, from a table of mismatch.parquet: columns step, turn (int), budget.
+def bound_over_time(run: RecordedRun) -> pl.DataFrame:
+    """The share of the budget by step and turn: columns step, turn (int), budget, as in `bound_by_turn`.
 
     A turn not reached has no row, nor has a step that was not audited, or whose mass off the kept sets was not computed
     while that of others was.
     """
+    mismatch = run.mismatch()
     if "tv" not in mismatch.columns:
         return pl.DataFrame(schema={"step": pl.Int64, "turn": pl.Int64, "budget": pl.Float64})
-    budget = (pl.col("tv") + pl.col("off_support").fill_null(0)).alias("budget")
-    rows = _audited_rows(mismatch).filter(pl.col("turn") != _ALL).select("step", "turn", "num_episodes", budget)
-    episodes = pl.col("num_episodes")  # a step with several updates has a row for each
-    mean = ((pl.col("budget") * episodes).sum() / episodes.sum()).alias("budget")
-    return rows.group_by("step", "turn").agg(mean).sort("step", "turn")
+    rows = _audited_rows(run, mismatch)
+    of_all = pl.col("turn") == _ALL
+    episodes = rows.filter(of_all).group_by("step").agg(pl.col("num_episodes").sum().alias("of_step"))
+    budget = (pl.col("tv") + pl.col("off_support").fill_null(0)) * pl.col("num_episodes")
+    turns = rows.filter(~of_all).group_by("step", "turn").agg(budget.sum().alias("budget")).join(episodes, on="step")
+    return turns.select("step", "turn", pl.col("budget") / pl.col("of_step")).sort("step", "turn")
 
 
-def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
-    """The rows that carry the whole audit, `turn` -1 on those of all turns.
+def _audited_rows(run: RecordedRun, mismatch: pl.DataFrame) -> pl.DataFrame:
+    """The rows that carry the whole audit, of updates that used their episodes first; `turn` is -1 for all turns.
 
     Where some have the mass off the kept sets, the others were recorded between its computations: it is not 0 there but
     unknown, and a mean over both would be too small. With full support none has it.
@@ -105,6 +109,9 @@ def _audited_rows(mismatch: pl.DataFrame) -> pl.DataFrame:
     rows = mismatch.filter(
         pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"]), pl.col("tv").is_not_null()
     )
+    if "update" in rows.columns:
+        num_minibatches = read_yaml(run.path / "config.yaml")["trainer"].get("num_minibatches", 1)
+        rows = rows.filter(pl.col("update").fill_null(0) < num_minibatches)
     computed = rows["off_support"].is_not_null()
     return rows.filter(computed) if computed.any() else rows
 
@@ -114,7 +121,7 @@ def _audited(run: RecordedRun, first_step: int) -> tuple[pl.DataFrame, int]:
     every = run.mismatch()
     if "tv" not in every.columns:
         raise ValueError(f"{run.path} was recorded before the bound was audited; its other tables are as they were")
-    rows = _audited_rows(every.filter(pl.col("step") >= first_step))
+    rows = _audited_rows(run, every.filter(pl.col("step") >= first_step))
     if rows.is_empty():
         raise ValueError(f"{run.path} has no audited step from step {first_step} on")
     return rows, int(rows.filter(pl.col("turn") == _ALL)["num_episodes"].sum())

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 
 _FEWEST_BEFORE = 10
-"""Steps that a trailing median needs: a run's first ones are at lag 0, where the mismatch is rounding error."""
+"""Steps that a trailing median needs."""
+_ROUNDING = 1e-5
+"""A mean |d| up to this is rounding error: a step at lag 0, or one after steps that moved no weight."""
 
 
 def collapse_index(scores: Sequence[float]) -> int | None:
@@ -27,12 +29,12 @@ def collapse_index(scores: Sequence[float]) -> int | None:
 def mismatch_collapse_index(mean_abs_d: Sequence[float], window: int = 50) -> int | None:
     """The first of 10 consecutive steps whose mean|d| is above 5x the median of the `window` steps before it.
 
-    The median is the one before the excursion: the excursion itself does not raise it. It is of at least 10 steps,
-    so a run that starts at lag 0 and goes on at its own has not collapsed. A NaN counts as above. None if there is
-    no such step.
+    The median is the one before the excursion: the excursion itself does not raise it. It is of at least 10 steps
+    with more than rounding error, so a run that starts at lag 0, or does not move at first, has not collapsed. A NaN
+    counts as above. None if there is no such step.
     """
     for start in range(_FEWEST_BEFORE, len(mean_abs_d) - 9):
-        before = [x for x in mean_abs_d[max(0, start - window) : start] if not math.isnan(x)]
+        before = [x for x in mean_abs_d[max(0, start - window) : start] if x > _ROUNDING]
         if len(before) >= _FEWEST_BEFORE and all(not x <= 5 * median(before) for x in mean_abs_d[start : start + 10]):
             return start
     return None

@@ -72,11 +72,11 @@ def collapse(rows: Sequence[dict[str, Any]]) -> str | None:
     evals = evaluations(rows)
     if (index := collapse_index([score for _, score in evals])) is not None:
         return f"eval at {evals[index][0]}"
-    steps = [row for row in rows if row.get("wall_s") is not None]
+    steps = [row for row in rows if row.get("wall_s") is not None and not row.get("skipped_empty")]
     mismatch = [math.nan if row.get("mismatch_mean_abs") is None else row["mismatch_mean_abs"] for row in steps]
     if (index := mismatch_collapse_index(mismatch)) is not None:
         return f"mismatch at {steps[index]['step']}"
-    lost = next((row["step"] for row in steps if row.get("skipped_nonfinite")), None)
+    lost = next((row["step"] for row in steps if row.get("skipped_nonfinite") or row.get("loss", 0.0) is None), None)
     return None if lost is None else f"loss at {lost}"
 
 

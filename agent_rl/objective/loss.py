@@ -244,6 +244,12 @@ class Objective:
         return None if isinstance(low, Tensor) or isinstance(high, Tensor) else (low, high)
 
 
+def needs_proximal(config: ObjectiveConfig) -> bool:
+    """Whether the objective reads proximal log-probs."""
+    gates: list[Gate] = [registry.build("gate", gate) for gate in config.gates]
+    return "proximal_logprobs" in _own_needs(config).union(*(gate.needs for gate in gates))
+
+
 def _own_needs(config: ObjectiveConfig) -> set[str]:
     """The optional fields that the composer itself reads."""
     needs = {"ref_logprobs"} if config.kl.coefficient else set()

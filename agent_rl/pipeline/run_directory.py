@@ -1,8 +1,11 @@
 """The files of a run: config, tables, metrics, TensorBoard, ledger and checkpoints."""
 
+import fcntl
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,31 @@ METRIC_KEYS = (
     "wall_s",
 )
 """Keys of every line of metrics.jsonl; null if there is no value."""
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run directory. Raises `ValueError` if another process uses it."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{path} is in use by another process; wait for it or name another directory") from None
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == ["lock"]:  # nothing was run: leave nothing
+                shutil.rmtree(path)
+
+
+def remove_contents(path: Path) -> None:
+    """Remove what a run directory holds, but for its lock, which the caller has taken."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != "lock":
+            entry.unlink()
 
 
 class RunDirectory:

@@ -65,7 +65,7 @@ class RolloutWorker:
             worker_index=index,
             report_routing=config.routing_replay,
         )
-        self.engine = LiveEngine(engine, getattr(config.pipeline, "update", "in_flight"))
+        self.engine = LiveEngine(engine, config.pipeline.weight_update)
         self.parts = EpisodeParts(
             config=rollout,
             engine=self.engine,

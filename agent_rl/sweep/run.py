@@ -1,18 +1,18 @@
 """Run the cells of a sweep as processes: finished ones are kept, a failed one is reported and the rest goes on."""
 
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from agent_rl.analysis.recorded import RecordedRun
 from agent_rl.config import load
-from agent_rl.pipeline.run_directory import list_checkpoints
+from agent_rl.pipeline.run_directory import list_checkpoints, lock, remove_contents
 from agent_rl.sweep.config import Cell, cell_config, has_radii
 
 _POLL_S = 0.5
@@ -84,23 +84,40 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, Progress]:
 def run_cells(cells: Sequence[Cell], jobs: int, on_progress: OnProgress) -> dict[str, Progress]:
     """Run what is not done yet, `jobs` cells at a time, in order; a cell waits for the one whose radii it reads.
 
-    Consumes the cells' directories, waits for their processes, and produces where each ended. On
-    KeyboardInterrupt every running cell is asked to stop with a checkpoint, and a rerun goes on from there.
+    Consumes the cells' directories, waits for their processes, and produces where each ended. On an interrupt, a
+    hang-up, or an error of its own, every running cell is asked to stop with a checkpoint, from which a rerun goes on.
     """
     progress = check_cells(cells)
     running: list[Running] = []
     try:
-        while any(p.state in (State.WAITING, State.RUNNING) for p in progress.values()):
-            _start_what_is_ready(cells, jobs, progress, running)
-            for one in running:
-                one.look(progress[one.cell.name])
-            running = [one for one in running if progress[one.cell.name].state is State.RUNNING]
-            on_progress(progress)
-            time.sleep(_POLL_S)
-    except KeyboardInterrupt:
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            while any(p.state in (State.WAITING, State.RUNNING) for p in progress.values()):
+                _start_what_is_ready(cells, jobs, progress, running)
+                for one in running:
+                    one.look(progress[one.cell.name])
+                running[:] = [one for one in running if progress[one.cell.name].state is State.RUNNING]
+                on_progress(progress)
+                time.sleep(_POLL_S)
+    finally:
         _stop(running, progress)
-        raise
     return progress
+
+
+@contextmanager
+def interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Let these signals raise KeyboardInterrupt as Ctrl-C does, since the cells would live on without the sweep.
+
+    A signal that is ignored stays so: `nohup` ignores SIGHUP.
+    """
+    before = {number: signal.getsignal(number) for number in signals}
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def _start_what_is_ready(
@@ -117,16 +134,21 @@ def _start_what_is_ready(
         if source and before is State.FAILED:
             own.state, own.message = State.FAILED, f"needs the radii of {source.name}, which failed"
         elif before is State.DONE and len(running) < jobs:
-            own.state = State.RUNNING
-            running.append(_start(cell))
+            try:
+                running.append(_start(cell))
+                own.state = State.RUNNING
+            except ValueError as error:
+                own.state, own.message = State.FAILED, str(error)
 
 
 def _start(cell: Cell) -> Running:
-    if list_checkpoints(cell.directory):
-        arguments = ["--resume", str(cell.directory)]
-    else:
-        shutil.rmtree(cell.directory, ignore_errors=True)  # stopped before a checkpoint: nothing to go on from
-        arguments = [*cell.arguments, "--run", str(cell.directory)]
+    """Start a cell or go on with it. Raises `ValueError` if another process, as one of an earlier sweep, runs it."""
+    with lock(cell.directory):
+        if list_checkpoints(cell.directory):
+            arguments = ["--resume", str(cell.directory)]
+        else:  # stopped before a checkpoint: nothing to go on from
+            remove_contents(cell.directory)
+            arguments = [*cell.arguments, "--run", str(cell.directory)]
     log = log_file(cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     # its own process group: Ctrl-C is passed on by us, once

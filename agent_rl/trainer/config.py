@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from agent_rl.objective.loss import needs_proximal
 from agent_rl.trainer.base import TrainerConfig
 from agent_rl.trainer.layout import Layout
 from agent_rl.trainer.model import ComputeConfig
@@ -82,6 +83,12 @@ class TorchConfig(TrainerConfig):
             raise ValueError(
                 f"trainer.num_minibatches is {self.num_minibatches}, but a batch has the groups of {prompts} prompts, "
                 "which stay whole; lower it or raise batch.num_prompts"
+            )
+        lag, kept = run.pipeline.largest_lag, self.proximal.max_snapshots
+        if lag >= kept and (self.proximal.every or needs_proximal(run.objective)):
+            raise ValueError(
+                f"tokens may lag by {lag} rollout batches, but the weights of only {kept} are kept for proximal "
+                f"log-probs; set trainer.proximal.max_snapshots to {lag + 1} or more"
             )
         self.layout.check(json.loads((run.model.directory / "config.json").read_text()))
         self.layout.check_episodes(prompts * run.batch.group_size)

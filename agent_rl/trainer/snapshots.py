@@ -29,7 +29,7 @@ class ProximalConfig(Settings):
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the trajectories of such a step, chosen evenly by episode id."""
     max_snapshots: int = Field(16, ge=1)
-    """Policy versions whose weights are kept; must exceed the lag."""
+    """Policy versions whose weights are kept, one a rollout batch; must exceed the lag in batches."""
 
 
 class Snapshots:

@@ -54,9 +54,25 @@ def test_turns_are_averaged_over_the_episodes_of_all_steps(tmp_path: Path) -> No
     assert table["mean_high"].to_list()[:2] == pytest.approx(list(every.mean(0) + margins))
     assert table["gspo_gap"].to_list() == pytest.approx([0.25, 0.25 * 2 / 6, 0.25])
     assert bound_by_turn(RecordedRun(tmp_path), first_step=1)["budget"].to_list() == pytest.approx([0.1, 0.1])
-    over_time = bound_over_time(RecordedRun(tmp_path).mismatch())
+    over_time = bound_over_time(RecordedRun(tmp_path))
     assert over_time.select("step", "turn").rows() == [(0, 0), (0, 1), (1, 0)]
     assert over_time["budget"].to_list() == pytest.approx([0.4, 0.05, 0.1])
+
+
+def test_of_several_epochs_only_the_first_counts(tmp_path: Path) -> None:
+    """Two mini-batches of two episodes, twice: turn 1 is reached in the first one only, and counts 0 in the second."""
+    (tmp_path / "config.yaml").write_text(dump(quickstart("trainer.num_minibatches=2", "trainer.num_epochs=2")))
+    first, second, again = np.array([[0.4, 0.2], [0.2, 0.2]]), np.array([[0.1, 0.0], [0.1, 0.0]]), np.ones((2, 2))
+    rows: list[dict[str, object]] = []
+    for update, penalties in enumerate((first, second, again, again)):
+        turns = [(k, penalties[:, k]) for k in range(2) if penalties[:, k].any()]
+        rows += [audit_row(0, k, values, update=update) for k, values in [*turns, (-1, penalties.sum(1))]]
+    facts.write_part(tmp_path / "mismatch.parquet", 0, rows, facts.MISMATCH)
+    table = bound_by_turn(RecordedRun(tmp_path))
+    assert table["budget"].to_list() == pytest.approx([0.2, 0.1, 0.3])
+    low, _ = visited_interval(0.8)
+    assert table["low"].to_list()[0] == pytest.approx(low / 4)
+    assert bound_over_time(RecordedRun(tmp_path)).rows() == [(0, 0, pytest.approx(0.2)), (0, 1, pytest.approx(0.1))]
 
 
 def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
@@ -67,7 +83,7 @@ def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:
     assert table["budget"].to_list() == pytest.approx([0.2, 0.2])
     low, high = visited_interval(0.3)
     assert table.select("low", "high").row(0) == pytest.approx((low / 2 + 0.05, high / 2 + 0.05))
-    assert bound_over_time(RecordedRun(tmp_path).mismatch().filter(step=2))["budget"].to_list() == pytest.approx([0.2])
+    assert bound_over_time(RecordedRun(tmp_path)).filter(step=2)["budget"].to_list() == pytest.approx([0.2])
 
 
 def test_steps_whose_mass_off_the_kept_set_is_unknown_are_left_out(tmp_path: Path) -> None:
@@ -82,7 +98,7 @@ def test_steps_whose_mass_off_the_kept_set_is_unknown_are_left_out(tmp_path: Pat
     assert table["tv"].to_list() == pytest.approx([1.7 / 6] * 2)
     assert table["off_support"].to_list() == pytest.approx([(0.1 * 2 + 0.15 * 4) / 6] * 2)
     assert table["budget"].to_list() == pytest.approx([2.5 / 6] * 2)
-    assert bound_over_time(RecordedRun(tmp_path).mismatch()).rows() == [
+    assert bound_over_time(RecordedRun(tmp_path)).rows() == [
         (2, 0, pytest.approx(0.25)),
         (3, 0, pytest.approx(0.5)),
     ]

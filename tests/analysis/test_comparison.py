@@ -67,6 +67,10 @@ def test_collapse_by_evaluation_by_mismatch_and_by_loss() -> None:
     assert collapse(rows([0.5, 0.6], skipped_nonfinite=1.0)) == "loss at 1"
     wild = [{**row, "mismatch_mean_abs": 0.01 if i < 20 else 0.2} for i, row in enumerate(rows([0.5] * 30))]
     assert collapse(wild) == "mismatch at 20"
+    assert collapse([*rows([0.5]), {**rows([0.5, 0.6])[1], "loss": None}]) == "loss at 1"
+    idle = [{**row, "mismatch_mean_abs": None, "skipped_empty": 1.0} for row in rows([0.5] * 10)]
+    calm = [{**row, "mismatch_mean_abs": 0.01} for row in rows([0.5] * 40)]
+    assert collapse([*calm[:20], *idle, *calm[20:]]) is None, "a step without spread has no mismatch"
 
 
 def test_runs_without_evaluations_are_listed_without_scores(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from agent_rl.analysis.dashboard import create_app
-from agent_rl.run import lock
+from agent_rl.pipeline.run_directory import lock
 from tests.chromium import EXECUTABLE, Page
 
 

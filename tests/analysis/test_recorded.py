@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from agent_rl import facts
 from agent_rl.analysis.recorded import RecordedRun, find_runs, open_runs
 from agent_rl.cli import app
-from agent_rl.run import lock
+from agent_rl.pipeline.run_directory import lock
 
 
 def test_a_line_cut_in_the_middle_waits_for_its_rest(run: Path) -> None:

@@ -87,6 +87,8 @@ def test_mismatch_collapse():
     assert mismatch_collapse_index(calm + [math.nan] * 10) == 40
     assert mismatch_collapse_index([]) is None
     assert mismatch_collapse_index([1e-7] + [0.02] * 40) is None, "the step at lag 0 is no trailing median"
+    assert mismatch_collapse_index([1e-7] * 12 + [0.02] * 40) is None, "nor are steps before anything was learnt"
+    assert mismatch_collapse_index([1e-7] * 12 + calm + wild) == 52
 
 
 def test_collapse_thresholds():

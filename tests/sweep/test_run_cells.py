@@ -1,5 +1,6 @@
 """A sweep for real: finished cells are kept, a failed one is reported and the rest goes on."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from agent_rl.cli import app
+from agent_rl.pipeline.run_directory import lock
+from agent_rl.sweep.run import interrupted_by
 from tests.configs import QUICKSTART
 
 SMALL = {"num_steps": 1, "batch.num_prompts": 2, "batch.group_size": 2, "eval.num_prompts": 4, "checkpoint.every": 0}
@@ -38,6 +41,31 @@ def test_a_failed_cell_is_reported_and_a_finished_one_is_kept(tmp_path: Path) ->
     path.write_text(yaml.safe_dump({**keys, "set": {**SMALL, "batch.group_size": 4}}))
     code, said = sweep(path, out)
     assert (code, "was run with another batch than the sweep now says" in said) == (2, True)
+
+
+def test_a_cell_that_another_process_runs_is_left_alone(tmp_path: Path) -> None:
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump({"base": str(QUICKSTART), "set": SMALL, "seeds": [0], "arms": {"good": {}}}))
+    theirs = out / "good" / "seed-0"
+    with lock(theirs):
+        (theirs / "metrics.jsonl").write_text("")
+        code, said = sweep(path, out)
+        assert (theirs / "metrics.jsonl").is_file()
+    assert code == 1
+    assert "failed: good seed 0:" in said
+    assert "is in use by another process" in said
+
+
+def test_a_terminated_sweep_stops_as_an_interrupted_one() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupted_by(signal.SIGTERM):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupted_by(signal.SIGHUP):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

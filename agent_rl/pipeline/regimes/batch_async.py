@@ -4,8 +4,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from agent_rl.pipeline.regimes.base import RegimeConfig
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.registry import PartBase, PartConfig
+from agent_rl.registry import PartBase
 
 
 class BatchAsync(PartBase):
@@ -14,7 +15,7 @@ class BatchAsync(PartBase):
     All tokens of a batch have one policy version. Give exactly one of `exact_lag` and `broadcast_interval`.
     """
 
-    class Config(PartConfig):
+    class Config(RegimeConfig):
         type: Literal["batch_async"] = "batch_async"
         exact_lag: int | None = Field(None, ge=0)
         """k: every batch is trained at lag min(step, k), in steps. Weights are broadcast after every step and k batches
@@ -28,6 +29,10 @@ class BatchAsync(PartBase):
             if (self.exact_lag is None) == (self.broadcast_interval is None):
                 raise ValueError("give exactly one of exact_lag and broadcast_interval; set the other to null")
             return self
+
+        @property
+        def largest_lag(self) -> int:
+            return self.broadcast_interval or self.exact_lag or 0
 
     def __init__(self, config: Config) -> None:
         self.config = config

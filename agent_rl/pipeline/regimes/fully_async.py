@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from agent_rl.pipeline.pacing import Pacing
-from agent_rl.registry import PartBase, PartConfig
+from agent_rl.pipeline.regimes.base import RegimeConfig, WeightUpdate
+from agent_rl.registry import PartBase
 
 
 class FullyAsync(PartBase):
@@ -16,7 +17,7 @@ class FullyAsync(PartBase):
     reproducible.
     """
 
-    class Config(PartConfig):
+    class Config(RegimeConfig):
         type: Literal["fully_async"] = "fully_async"
         max_lag: int = Field(1, ge=0)
         """Bound on the lag of a token when it is first trained on, in rollout batches. If a batch is used for U
@@ -27,10 +28,18 @@ class FullyAsync(PartBase):
         overdue: Literal["wait", "drop"] = "wait"
         """What a step does about a group that is still being sampled and would be too old for the next step. `wait`
         waits for it, which keeps slow, hard prompts. `drop` drops it with the reason `overdue`."""
-        update: Literal["in_flight", "drain", "abort"] = "in_flight"
+        update: WeightUpdate = "in_flight"
         """How engines load new weights. `in_flight`: running generations continue with them. `drain`: running
         generations end first, and no new one starts meanwhile. `abort`: running generations are cut, and their turns
         continue from the tokens sampled so far. Episodes always continue; every token carries its policy version."""
+
+        @property
+        def largest_lag(self) -> int:
+            return self.max_lag
+
+        @property
+        def weight_update(self) -> WeightUpdate:
+            return self.update
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
+from agent_rl.pipeline.regimes.base import RegimeConfig
 from agent_rl.pipeline.schedule import Schedule
-from agent_rl.registry import PartBase, PartConfig
+from agent_rl.registry import PartBase
 
 
 class Sync(PartBase):
@@ -13,7 +14,7 @@ class Sync(PartBase):
     depend on time.
     """
 
-    class Config(PartConfig):
+    class Config(RegimeConfig):
         type: Literal["sync"] = "sync"
 
     def __init__(self, config: Config) -> None:
