@@ -80,12 +80,15 @@ def _groups(rows: list[dict[str, Any]]) -> Tensor:
 
 
 def _pad(path: Path, name: str, rows: list[dict[str, Any]]) -> Tensor:
-    """The column `name` as float64 [B, T], 0 past the end of a row."""
+    """The column `name` as float64 [B, T], 0 past the end of a row and for a null outside of the loss mask."""
     padded = torch.zeros(len(rows), max(len(row["logprobs"]) for row in rows), dtype=torch.float64)
     for index, row in enumerate(rows):
         length, values = len(row["logprobs"]), row[name]
         if name == "advantages" and isinstance(values, (int, float)):
             values = [values] * length
+        mask = row["loss_mask"]
+        if isinstance(values, list) and isinstance(mask, list) and len(values) == len(mask):
+            values = [value if active else value or 0.0 for value, active in zip(values, mask, strict=True)]
         numbers = isinstance(values, list) and all(isinstance(value, (int, float)) for value in values)
         if not numbers or len(values) != length:
             raise ValueError(f"{path}, row {index}: {name} must be a list of {length} numbers, as long as logprobs")

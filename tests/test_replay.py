@@ -240,6 +240,17 @@ def test_advantages_and_proximal_logprobs_of_a_dump_are_read(tmp_path: Path) -> 
     assert ratio == NEAR(2 * np.sqrt(2), rel=1e-5)
 
 
+def test_nulls_where_nothing_was_sampled_are_not_read(tmp_path: Path) -> None:
+    columns = write_dump(tmp_path / "dump.parquet")
+    table = pl.DataFrame(columns).with_row_index()
+    for name in ("logprobs", "behavior_logprobs", "turn_ids"):
+        kept = table.explode("loss_mask", name).with_columns(pl.when(pl.col("loss_mask")).then(pl.col(name)))
+        table = table.with_columns(kept.group_by("index", maintain_order=True).agg(name)[name])
+    table.drop("index").write_parquet(tmp_path / "holes.parquet")
+    whole, holed = (replay_file(tmp_path / f"{name}.parquet", "gspo").table for name in ("dump", "holes"))
+    assert holed.equals(whole, null_equal=True)
+
+
 @pytest.mark.parametrize("source", ["run", "dump"])
 def test_sat_that_never_gates_is_grpo(run: Path, tmp_path: Path, source: str) -> None:
     write_dump(tmp_path / "dump.parquet")

@@ -43,6 +43,12 @@ def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
         raise ValueError(
             f"{run.path} has no trained step from step {first_step} on; wait for one or lower --first-step"
         )
+    absent = {*_TRAINING_COLUMNS, *_ROLLOUT_COLUMNS} - {*trained.columns, *rollouts.columns}
+    if absent:
+        raise ValueError(
+            f"{run.path} has no {', '.join(sorted(absent))} in its facts: it was recorded by another version of "
+            "agent-rl; read it with that one"
+        )
     trained = trained.filter(pl.col("step") >= first_step, pl.col("fate") == "trained")
     joined = trained.join(rollouts, on=["group_id", "episode_id"]).filter(pl.col("num_sampled") > 0)
     group = ("step", "group_id")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -77,6 +78,15 @@ def test_measured_figures_from_worked_rows(tmp_path: Path, trained_at: list[int]
     assert found.pre_queue == pytest.approx((1 + 2 + 0 + 1) / 4)
     assert found.in_queue == pytest.approx(in_queue)
     assert found.rho(concurrency=2) == pytest.approx((2 / 1.25) / (4 / 2.5))
+
+
+def test_facts_of_another_version_are_one_sentence(tmp_path: Path) -> None:
+    for table, columns in (("rollout_facts", {"group_id": [0]}), ("training_facts", {"step": [3], "group_id": [0]})):
+        (tmp_path / f"{table}.parquet").mkdir()
+        pl.DataFrame(columns).write_parquet(tmp_path / f"{table}.parquet" / "part-000003.parquet")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train_s": 2.0}\n')
+    with pytest.raises(ValueError, match=r"has no .*trained_at.* it was recorded by another version of agent-rl"):
+        measured_lag(RecordedRun(tmp_path))
 
 
 def test_a_real_run_stands_beside_its_prediction(recorded: Path) -> None:
