@@ -143,6 +143,7 @@ def test_it_describes_its_api(server: Any) -> None:
     operations = {(method, path) for path, methods in known["paths"].items() for method in methods}
     assert operations == {
         ("post", "/sessions"),
+        ("post", "/sessions/keep"),
         ("post", "/sessions/{session_id}/exec"),
         ("delete", "/sessions/{session_id}"),
         ("put", "/sessions/{session_id}/files/{name}"),
