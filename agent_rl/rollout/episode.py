@@ -95,7 +95,8 @@ async def _drive(
     task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], before_turn: Callable[[], Awaitable[None]]
 ) -> tuple[list[Turn], StopReason, TrajectoryBuilder]:
     started, builder, turns = time.monotonic(), TrajectoryBuilder(), list[Turn]()
-    forced = parts.renderer.prompt(task.prompt.messages, [tool.schema() for tool in tools.values()])
+    schemas = [tool.schema() for tool in tools.values()]
+    forced = parts.renderer.prompt(task.prompt.messages, schemas, f"{task.purpose} prompt {task.prompt.index}")
     # A prompt over the budget leaves no room for a turn: its episode samples nothing, and trains nothing.
     builder.append(forced[: parts.config.max_episode_tokens], turn_id=-1)
     stop = None
