@@ -62,6 +62,8 @@ class FunctionReward(Reward):
 
 def find_function(path: str) -> Callable[[FinishedEpisode], Any]:
     """The function at a dotted path. Raises `ValueError` if there is none."""
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"{path!r} is no dotted path; name a function as in my_package.my_module.my_reward")
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)

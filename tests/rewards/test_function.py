@@ -42,6 +42,7 @@ def test_its_own_errors_come_through() -> None:
         ("tests.rewards.functions.missing", "cannot be imported"),
         ("no_such_module.reward", "PYTHONPATH"),
         ("plain", "cannot be imported"),
+        ("..", "no dotted path"),
         ("agent_rl.rewards.math.MathReward", "is not a function"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_bad_config_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_bad_address_is_one_sentence() -> None:
-    for url in ("localhost:8765", "127.0.0.1", ""):
+    for url in ("localhost:8765", "127.0.0.1", "", "http://localhost:abc", "http://[::1"):
         with pytest.raises(ValueError, match="give one like"):
             SandboxClient(url)
 
