@@ -6,6 +6,7 @@ is pid 1 of namespaces of its own: when it dies, so does everything it started.
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -89,7 +90,7 @@ def _fork_session(control: socket.socket, channel: int, own_namespace: int, conf
     except ProcessLookupError:
         control.send(b"died")
     except OSError as error:
-        control.send(b"%d" % error.errno)
+        control.send(b"%d" % (error.errno or errno.EIO))
     else:
         socket.send_fds(control, [b"pid"], [pidfd])
         os.close(pidfd)
