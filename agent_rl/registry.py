@@ -108,6 +108,8 @@ def _is_part(candidate: object) -> bool:
 
 
 def _from_path(kind: str, path: str) -> type[Any]:
+    if not all(name.isidentifier() for name in path.split(".")):
+        raise ValueError(f"{kind} type {path!r} is no dotted path; name a class as in my_package.my_module.MyClass")
     module_name, _, class_name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), class_name)

@@ -28,6 +28,7 @@ from agent_rl.pipeline.state import SERVED_WEIGHTS, RunState, policy_version_at
 from agent_rl.pipeline.wandb_log import wandb_log
 from agent_rl.pipeline.watchdog import Watchdog, Watched
 from agent_rl.pipeline.workers import MAX_RESTARTS, WorkerPool
+from agent_rl.rollout.renderer import Renderer
 from agent_rl.rollout.worker import RolloutWorker
 from agent_rl.tool_server import ToolServer
 from agent_rl.trainer.group import TrainGroup
@@ -205,9 +206,16 @@ def watch(config: RunConfig, stages: Stages, controller: Controller, stacks: Pat
 
 
 def build_prompts(config: RunConfig) -> Prompts:
-    """Build the training and the held-out prompts. Call it before anything is started, since a file may be missing."""
-    sources = [registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts)]
-    return sources[0], sources[1]
+    """Build the training and the held-out prompts. Call it before anything is started, since a file may be missing.
+
+    Raises `ValueError` if the model's chat template refuses the first prompt of either.
+    """
+    train, heldout = (registry.build("prompts", part, config.seed) for part in (config.prompts, config.eval.prompts))
+    renderer = Renderer(config.model.directory)
+    schemas = [registry.find("tool", tool.type).schema() for tool in config.rollout.tools]
+    for name, source in (("prompts", train), ("eval.prompts", heldout)):
+        renderer.prompt(source.prompt(0).messages, schemas, f"the first of {name}")
+    return train, heldout
 
 
 def checked_prompts(config: RunConfig) -> Prompts:

@@ -17,7 +17,7 @@ from agent_rl.config import RunConfig
 from agent_rl.objective.intervals import wilson_interval
 from agent_rl.pipeline.run_directory import load_run_config
 from agent_rl.records import ToolCall
-from agent_rl.rollout.episode import answer
+from agent_rl.rollout.episode import TIME_OVER, answer, too_many_calls
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.tool_server import ToolServer
 from sandbox.client import SandboxClient
@@ -71,6 +71,8 @@ async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list
     """The answers to every episode's calls, as many at once as one worker of the run had in flight."""
     renderer = Renderer(config.model.directory, config.rollout.max_tool_output_tokens)
     slots = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
+    refusals = (TIME_OVER, too_many_calls(config.rollout.max_calls_per_turn))
+    not_made = {renderer.clip_tool_output(f"Error: {why}") for why in refusals}
 
     async def episode(turns: list[dict[str, Any]]) -> Answers:
         async with slots:
@@ -79,7 +81,10 @@ async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list
             try:
                 for turn in (t for t in turns if t["tool_results"]):
                     calls = [ToolCall(*call) for call in json.loads(turn["tool_calls"])]
-                    answers[turn["turn_id"]] = [(await answer(call, tools, renderer)).content for call in calls]
+                    answers[turn["turn_id"]] = [
+                        old if old in not_made else (await answer(call, tools, renderer)).content
+                        for call, old in zip(calls, turn["tool_results"], strict=True)
+                    ]
             finally:
                 for tool in built:
                     await tool.close()

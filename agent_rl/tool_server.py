@@ -84,7 +84,7 @@ class ToolServer:
         try:
             headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
             httpx.get(f"{self.url}/health", timeout=5, headers=headers).raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ValueError(
                 f"no tool server answers at {self.url} ({error}); start one with `python -m sandbox.server` "
                 f"or set sandbox.url to null; if it asks for a token, set {TOKEN_VARIABLE}"

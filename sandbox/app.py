@@ -1,6 +1,7 @@
 """Sandbox sessions over HTTP; `sandbox.server` serves this, with its description at /docs and /openapi.json.
 
-    POST   /sessions                    -> 201 {"session_id"}     503 if there is no room: ask again later
+    POST   /sessions                    -> 201 Opened             503 if there is no room: ask again later
+    POST   /sessions/keep               -> 200 Kept
     POST   /sessions/{id}/exec          -> 200 ExecResult         404 if the session is lost
     PUT    /sessions/{id}/files/{name}  -> 204                    404, 409 if the file is refused
     GET    /sessions/{id}/files/{name}  -> 200 the content        404, 409
@@ -41,7 +42,25 @@ class Failure(BaseModel):
 class Opened(BaseModel):
     """Answer to `POST /sessions`."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     session_id: str
+    idle_s: float
+    """Seconds after which the session is closed unless a call or a `POST /sessions/keep` names it."""
+
+
+class KeepRequest(BaseModel):
+    """Body of `POST /sessions/keep`: what a client that runs sends well within every `idle_s`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_ids: list[str]
+
+
+class Kept(BaseModel):
+    """Answer to `POST /sessions/keep`: the sessions of those named that are not there, or no longer."""
+
+    lost: list[str]
 
 
 class ExecRequest(BaseModel):
@@ -76,7 +95,7 @@ class Health(BaseModel):
     """Sessions that are ready, and not open yet."""
     opened: int
     expired: int
-    """Sessions closed because no call came for `idle_s`."""
+    """Sessions closed because their client was silent for `idle_s`."""
     execs: int
 
 
@@ -144,7 +163,11 @@ def _session_router(sandbox: SessionPool[Any]) -> APIRouter:
 
     @router.post("/sessions", status_code=201, response_model=Opened, responses=full)
     async def open_session() -> Response:
-        return _json(Opened(session_id=await sandbox.open()), 201)
+        return _json(Opened(session_id=await sandbox.open(), idle_s=sandbox.config.limits.idle_s), 201)
+
+    @router.post("/sessions/keep", response_model=Kept)
+    async def keep_sessions(body: KeepRequest) -> Response:
+        return _json(Kept(lost=sandbox.keep(body.session_ids)))
 
     @router.post("/sessions/{session_id}/exec", response_model=ExecResult, responses=lost)
     async def exec_code(session_id: str, body: ExecRequest) -> Response:

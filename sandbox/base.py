@@ -87,7 +87,7 @@ class SandboxLimits(BaseModel):
     max_output_bytes: int = Field(default=16384, ge=64)
     """Longest stdout, stderr and value, each; of more, head and tail are kept. 64 times as much ends the call."""
     idle_s: float = Field(default=600.0, gt=0)
-    """A session without a call for this long is closed."""
+    """A session is closed when its client has been silent for this long; a client that runs keeps its own open."""
 
 
 class Sandbox(ABC):

@@ -75,7 +75,6 @@ class Cgroups:
 
     def _make(self) -> Slot:
         directories = {name: parent / f"s{self._made}" for name, parent in self._parents.items()}
-        self._made += 1
         for name, directory in directories.items():
             directory.mkdir(exist_ok=True)
             file = directory / _FILES[self.version][name]
@@ -84,6 +83,7 @@ class Cgroups:
         swap = directories["memory"] / ("memory.swap.max" if self.version == 2 else "memory.memsw.limit_in_bytes")
         if swap.exists():
             swap.write_text("0" if self.version == 2 else self._limits["memory"])
+        self._made += 1  # only now: what is left of a failure is used again
         return Slot(directories, self.version)
 
 

@@ -1,11 +1,13 @@
 """Asks the tool server for sessions. One client serves all episodes of one event loop.
 
-An exec carries a request id that the server remembers, so repeating a request whose answer got lost is
-safe: it runs at most once. Errors are those of `sandbox.base`: `Unavailable` if the server is gone, has no
-room for `open_wait_s`, or refuses the token; `SessionLost` if it no longer knows the session; `FileRefused`.
+A client keeps the sessions that it has opened from expiring until it is closed. An exec carries a request id
+that the server remembers, so repeating a request whose answer got lost is safe: it runs at most once. Errors
+are those of `sandbox.base`: `Unavailable` if the server is gone, has no room for `open_wait_s`, or refuses the
+token; `SessionLost` if it no longer knows the session; `FileRefused`.
 """
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -15,7 +17,7 @@ from typing import Any
 import httpcore
 from pydantic import TypeAdapter, ValidationError
 
-from sandbox.base import ExecResult, FileRefused, Sandbox, SessionLost, Unavailable
+from sandbox.base import ExecResult, FileRefused, Sandbox, SandboxError, SessionLost, Unavailable
 from sandbox.connections import Connections
 
 _CONNECT_S = 5.0
@@ -34,14 +36,18 @@ class SandboxClient(Sandbox):
         self._connections = Connections(url, "a tool server", "http://127.0.0.1:8765", headers)
         self._url = self._connections.url
         self._open_wait_s = open_wait_s
+        self._open_sessions: set[str] = set()
+        self._idle_s = 0.0
+        self._keeping: asyncio.Task[None] | None = None
+        self._closing_late: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
         """A new session's id. Waits for room; raises `Unavailable` after `open_wait_s` seconds."""
         deadline, pause = time.monotonic() + self._open_wait_s, _FULL_POLL_S
         while True:
-            response = await self._send("POST", "/sessions", b"", _MARGIN_S)
+            response = await self._ask_for_session()
             if response.status != 503 or time.monotonic() > deadline:
-                return str(self._checked(response)["session_id"])
+                return self._opened(self._checked(response))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -75,6 +81,7 @@ class SandboxClient(Sandbox):
 
     async def close_session(self, session_id: str) -> None:
         """End the session. Raises `SessionLost` if it is unknown."""
+        self._open_sessions.discard(session_id)
         self._checked(await self._send("DELETE", f"/sessions/{session_id}", b"", _MARGIN_S))
 
     async def health(self) -> dict[str, Any]:
@@ -82,8 +89,45 @@ class SandboxClient(Sandbox):
         return self._checked(await self._send("GET", "/health", b"", _CONNECT_S))
 
     async def aclose(self) -> None:
-        """Close the connections; sessions stay open until they are closed or expire."""
+        """Close the connections; sessions that are still open expire."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await asyncio.gather(*self._closing_late)
         await self._connections.aclose()
+
+    async def _ask_for_session(self) -> httpcore.Response:
+        """One `POST /sessions`; if the caller is cancelled meanwhile, the session is closed once it is there."""
+        asking = asyncio.create_task(self._send("POST", "/sessions", b"", _MARGIN_S))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            if not asking.cancelling():  # else the event loop itself is ending
+                closing = asyncio.create_task(self._close_late(asking))
+                self._closing_late.add(closing)
+                closing.add_done_callback(self._closing_late.discard)
+            raise
+
+    async def _close_late(self, asking: asyncio.Task[httpcore.Response]) -> None:
+        with contextlib.suppress(SandboxError):
+            await self.close_session(str(self._checked(await asking)["session_id"]))
+
+    def _opened(self, body: dict[str, Any]) -> str:
+        """The new session's id; from now on it is kept."""
+        session_id, self._idle_s = str(body["session_id"]), float(body["idle_s"])
+        self._open_sessions.add(session_id)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._keep_sessions())
+        return session_id
+
+    async def _keep_sessions(self) -> None:
+        """Name the open sessions to the server three times every `idle_s`; what it does not know is lost."""
+        while self._open_sessions:
+            await asyncio.sleep(self._idle_s / 3)
+            content = json.dumps({"session_ids": list(self._open_sessions)}).encode()
+            with contextlib.suppress(SandboxError):  # whoever uses a session hears of a server that is gone
+                response = await self._send("POST", "/sessions/keep", content, _MARGIN_S)
+                self._open_sessions -= set(self._checked(response)["lost"])
 
     def _checked(self, response: httpcore.Response) -> dict[str, Any]:
         """The answer's body, or the error that its status stands for."""

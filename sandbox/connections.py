@@ -55,7 +55,10 @@ class Connections:
     def __init__(self, url: str, server: str, example: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """`headers` go with every request. Raises `ValueError` if `url` is no address; `server` says of what."""
         self.url = url.rstrip("/")
-        parsed = httpcore.URL(self.url)
+        try:
+            parsed = httpcore.URL(self.url)
+        except ValueError:  # a port that is no number
+            parsed = httpcore.URL("")
         if parsed.scheme not in (b"http", b"https") or not parsed.host:
             raise ValueError(f"{url!r} is no address of {server}; give one like {example}")
         self._origin = parsed.origin

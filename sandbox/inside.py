@@ -6,6 +6,7 @@ is pid 1 of namespaces of its own: when it dies, so does everything it started.
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -80,18 +81,30 @@ def _warm_up() -> None:
 
 
 def _fork_session(control: socket.socket, channel: int, own_namespace: int, config: dict[str, Any]) -> None:
-    syscalls.unshare(syscalls.CLONE_NEWPID)
-    pid = os.fork()
-    if pid == 0:
-        _session(channel, config)
-    syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
+    """Answer the host with the session's pidfd, "died", or the number of the error with which the kernel refused it.
+
+    The zygote outlives a refusal: all sessions would end with it.
+    """
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(_fork(channel, own_namespace, config))
     except ProcessLookupError:
         control.send(b"died")
-        return
-    socket.send_fds(control, [b"pid"], [pidfd])
-    os.close(pidfd)
+    except OSError as error:
+        control.send(b"%d" % (error.errno or errno.EIO))
+    else:
+        socket.send_fds(control, [b"pid"], [pidfd])
+        os.close(pidfd)
+
+
+def _fork(channel: int, own_namespace: int, config: dict[str, Any]) -> int:
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            _session(channel, config)
+        return pid
+    finally:
+        syscalls.setns(own_namespace, syscalls.CLONE_NEWPID)
 
 
 def address_space() -> int:

@@ -72,12 +72,15 @@ class Nursery:
         return self._connected and self._process.poll() is None
 
     async def fork(self, channel: socket.socket) -> int:
-        """Give `channel` to a new session; its pidfd. Raises `Unavailable` if the zygote is gone."""
+        """Give `channel` to a new session; its pidfd. Raises `Unavailable` if the zygote or the kernel has none."""
         if not self.alive:
             raise Unavailable("the sandbox's zygote has died")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        try:
+            socket.send_fds(self._control, [b"fork"], [channel.fileno()])
+        except OSError as error:
+            raise Unavailable(f"the sandbox's zygote cannot be asked: {error.strerror}") from error
         self._waiting.append(future)
-        socket.send_fds(self._control, [b"fork"], [channel.fileno()])
         return await future
 
     async def stop(self) -> None:
@@ -108,7 +111,8 @@ class Nursery:
         elif fds:
             future.set_result(fds[0])
         else:
-            future.set_exception(Unavailable("a session died as it was made"))
+            why = os.strerror(int(message)) if message.isdigit() else "it died"
+            future.set_exception(Unavailable(f"a session could not be made: {why}"))
 
     def _die(self) -> None:
         if not self._connected:

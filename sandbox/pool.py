@@ -9,7 +9,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -183,6 +183,16 @@ class SessionPool(Sandbox, Generic[AnySession]):
         limits = self.config.limits
         async with self._using(session_id) as session, self._transfer(session):
             return await files.get(session.channel, name, limits.max_output_bytes, limits.tmp_mb * _MIB)
+
+    def keep(self, session_ids: Iterable[str]) -> list[str]:
+        """Count these sessions as used now, so that they do not expire; returns those that are unknown."""
+        now, lost = time.monotonic(), list[str]()
+        for session_id in session_ids:
+            if (session := self.sessions.get(session_id)) and session.channel.whole:
+                session.used_at = now
+            else:
+                lost.append(session_id)
+        return lost
 
     async def close_session(self, session_id: str) -> None:
         self._end(self._find(session_id))

@@ -40,7 +40,7 @@ class ZygoteSession(Session):
 
     nursery: Nursery
     pidfd: int
-    slot: Slot | None
+    slot: Slot | None = None
 
 
 class ZygoteSandbox(SessionPool[ZygoteSession]):
@@ -88,8 +88,7 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
             theirs.close()
         kill = functools.partial(_kill, pidfd)
         channel = await Channel.connect(ours, self.config.limits.max_output_bytes, kill)
-        slot = self._cgroups.take() if self._cgroups else None
-        session = ZygoteSession(channel=channel, nursery=nursery, pidfd=pidfd, slot=slot)
+        session = ZygoteSession(channel=channel, nursery=nursery, pidfd=pidfd)
         try:
             await self._settle(session)
         except BaseException:
@@ -100,7 +99,8 @@ class ZygoteSandbox(SessionPool[ZygoteSession]):
     async def _settle(self, session: ZygoteSession) -> None:
         """Put a session into its cgroup and wait until it has isolated itself; only then may it run code."""
         try:
-            if session.slot is not None:
+            if self._cgroups is not None:
+                session.slot = self._cgroups.take()
                 # in a thread: the kernel can take tens of milliseconds over it
                 await asyncio.to_thread(session.slot.add, host_pid(session.pidfd))
         except OSError as error:

@@ -100,6 +100,8 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         (MIXTURE | {"trainer": "tests.parts.PlainTrainer"}, "but trainer tests.parts.PlainTrainer has none"),
         ({"prompts": {}}, "prompts: must be a mapping with a `type`; known prompts types: arithmetic"),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
+        ({"reward": {"type": ".."}}, "reward type '..' is no dotted path"),
+        ({"reward": {"type": "function", "path": ".."}}, "'..' is no dotted path"),
         ({"trainer": {"type": "torch", "max_tokens_per_microbatch": 99}}, "trainer.max_tokens_per_microbatch is 99"),
         (LAG_20 | {"trainer": {"type": "torch", "proximal": {"every": 1}}}, "max_snapshots to 21 or more"),
         (LAG_20 | {"objective": {"gates": ["tis"], "ratio": {"denominator": "proximal"}}}, "max_snapshots to 21 or"),

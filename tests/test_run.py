@@ -111,10 +111,11 @@ def test_a_run_directory_is_one_process_s(tmp_path: Path) -> None:
 
 
 def test_what_cannot_start_leaves_no_directory(tmp_path: Path) -> None:
-    config = quickstart(*SMALL, "sandbox.url=http://127.0.0.1:9")
-    with pytest.raises(ValueError, match="no tool server answers"):
-        train(config, tmp_path / "run", False, ignore)
-    assert not (tmp_path / "run").exists()
+    for url in ("http://127.0.0.1:9", "http://localhost:abc"):
+        config = quickstart(*SMALL, f"sandbox.url={url}")
+        with pytest.raises(ValueError, match=f"no tool server answers at {url}"):
+            train(config, tmp_path / "run", False, ignore)
+        assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="there is no run at"):
         newest_checkpoint(tmp_path / "run")
 

@@ -65,3 +65,9 @@ def test_the_command_chooses_evenly_and_says_what_is_missing(tool_server: str, t
         audit_tools(tmp_path / "silent")
     with pytest.raises(ValueError, match="no run at"):
         audit_tools(tmp_path / "absent")
+
+
+def test_a_call_that_was_not_made_is_not_made_again(tool_server: str, tmp_path: Path) -> None:
+    refused = [("print(1)", "Error: only 8 calls a turn are made"), ("print(2)", "Error: the episode's time is over")]
+    write(tmp_path, tool_server, SAME, refused)
+    assert audit_tools(tmp_path)["differ"].to_list() == [0, 0, 0]

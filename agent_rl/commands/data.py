@@ -69,7 +69,7 @@ def _lengths(config: "RunConfig") -> "Lengths":
     unknown = renderer.tokenizer.unk_token_id
 
     def measure(prompt: Prompt) -> tuple[int, int]:
-        ids = renderer.prompt(prompt.messages, schemas)
+        ids = renderer.prompt(prompt.messages, schemas, f"prompt {prompt.index}")
         return len(ids), int((ids == unknown).sum()) if unknown is not None else 0
 
     return Lengths(measure, config.rollout.max_episode_tokens)

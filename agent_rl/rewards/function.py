@@ -5,6 +5,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -27,6 +28,8 @@ class FunctionReward(Reward):
         """Dotted path of the function."""
         timeout_s: float = Field(60.0, gt=0)
         """Seconds that a call may take. A longer call has failed; a plain function's thread then keeps running."""
+        num_threads: int = Field(16, ge=1)
+        """Plain functions that run at once in each rollout worker. The time that a further one waits is not its own."""
 
         @field_validator("path")
         @classmethod
@@ -37,15 +40,29 @@ class FunctionReward(Reward):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.function = find_function(config.path)
+        self._slots = asyncio.Semaphore(config.num_threads)
+        self._threads = ThreadPoolExecutor(config.num_threads)
 
     async def score(self, episode: FinishedEpisode) -> Score:
         """Call the function. Raises what it raises, `TimeoutError`, and `ValueError` if it returns something else."""
+        if not inspect.iscoroutinefunction(self.function):
+            return self._as_score(await self._in_thread(episode))
         async with asyncio.timeout(self.config.timeout_s):
-            if inspect.iscoroutinefunction(self.function):
-                found = await self.function(episode)
-            else:
-                found = await asyncio.to_thread(self.function, episode)
-        return self._as_score(found)
+            return self._as_score(await self.function(episode))
+
+    async def _in_thread(self, episode: FinishedEpisode) -> Any:
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self.config.timeout_s):
+                    return await asyncio.get_running_loop().run_in_executor(self._threads, self.function, episode)
+            except (TimeoutError, asyncio.CancelledError):
+                # Its thread may go on for ever: threads that are all free take over, so that a slot always has one.
+                self._threads.shutdown(wait=False)
+                self._threads = ThreadPoolExecutor(self.config.num_threads)
+                raise
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
     def _as_score(self, found: Any) -> Score:
         if isinstance(found, Score):
@@ -62,6 +79,8 @@ class FunctionReward(Reward):
 
 def find_function(path: str) -> Callable[[FinishedEpisode], Any]:
     """The function at a dotted path. Raises `ValueError` if there is none."""
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"{path!r} is no dotted path; name a function as in my_package.my_module.my_reward")
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -62,6 +62,8 @@ class RolloutConfig(Settings):
     """Episodes that one worker has in flight at once."""
     max_tool_turn: int = Field(6, ge=0)
     """Assistant turns with a tool call (malformed ones included) that an episode may take; a further one ends it."""
+    max_calls_per_turn: int = Field(8, ge=1)
+    """Tool calls that are made of those in one assistant turn; each further one is answered with an error."""
     max_turn_tokens: int = Field(256, ge=1)
     """Sampled tokens in one assistant turn."""
     max_episode_tokens: int = Field(1024, ge=2)
@@ -69,7 +71,7 @@ class RolloutConfig(Settings):
     max_tool_output_tokens: int = Field(256, ge=32)
     """Tool output beyond this many tokens is cut, with a marker that says so."""
     deadline_s: float = Field(120.0, gt=0)
-    """Wall seconds an episode may take; looked at between turns."""
+    """Wall seconds an episode may take; looked at before each turn and each tool call."""
     max_attempts: int = Field(3, ge=1)
     """How often an episode is issued, the first time included, when the infrastructure fails under it."""
     truncated: TruncatedConfig = TruncatedConfig()

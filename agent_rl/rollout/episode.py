@@ -25,6 +25,9 @@ from agent_rl.rollout.tool_formats.base import ToolFormat
 from sandbox.base import SandboxError
 from tools.base import Tool, ToolError, ToolResult
 
+TIME_OVER = "the episode's time is over"
+"""Why a call after `rollout.deadline_s` was not made, for the model."""
+
 
 @dataclass(frozen=True)
 class EpisodeTask:
@@ -94,8 +97,9 @@ async def run_episode(
 async def _drive(
     task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], before_turn: Callable[[], Awaitable[None]]
 ) -> tuple[list[Turn], StopReason, TrajectoryBuilder]:
-    started, builder, turns = time.monotonic(), TrajectoryBuilder(), list[Turn]()
-    forced = parts.renderer.prompt(task.prompt.messages, [tool.schema() for tool in tools.values()])
+    ends_at, builder, turns = time.monotonic() + parts.config.deadline_s, TrajectoryBuilder(), list[Turn]()
+    schemas = [tool.schema() for tool in tools.values()]
+    forced = parts.renderer.prompt(task.prompt.messages, schemas, f"{task.purpose} prompt {task.prompt.index}")
     # A prompt over the budget leaves no room for a turn: its episode samples nothing, and trains nothing.
     builder.append(forced[: parts.config.max_episode_tokens], turn_id=-1)
     stop = None
@@ -103,7 +107,7 @@ async def _drive(
         turn_id = len(turns)
         if (params := _sampling_params(task, parts, turn_id, len(builder.token_ids))) is None:
             stop = StopReason.MAX_TOKENS
-        elif time.monotonic() - started > parts.config.deadline_s:
+        elif time.monotonic() > ends_at:
             stop = StopReason.DEADLINE
         else:
             parts.activity.at(task, QUEUE, turn_id)
@@ -111,7 +115,7 @@ async def _drive(
             completion, generate_s = await _generate(task, parts, builder, params, turn_id)
             calls = parts.tool_format.parse(parts.renderer.decode_turn(completion.token_ids))
             stop = _stop_reason(completion.finish_reason, calls, turn_id, parts.config)
-            results, tool_s = ((), 0.0) if stop else await _answers(task, parts, tools, calls, turn_id)
+            results, tool_s = ((), 0.0) if stop else await _answers(task, parts, tools, calls, turn_id, ends_at)
             turns.append(Turn(turn_id, forced, completion, calls, results, generate_s, tool_s))
             if stop is None:
                 forced = parts.renderer.tool_turn([result.content for result in results])
@@ -138,13 +142,31 @@ async def _generate(
 
 
 async def _answers(
-    task: EpisodeTask, parts: EpisodeParts, tools: dict[str, Tool], calls: tuple[ToolCall, ...], turn_id: int
+    task: EpisodeTask,
+    parts: EpisodeParts,
+    tools: dict[str, Tool],
+    calls: tuple[ToolCall, ...],
+    turn_id: int,
+    ends_at: float,
 ) -> tuple[tuple[ToolResult, ...], float]:
-    """What the tools answer to a turn's calls, one after the other, and the seconds it took."""
+    """What the tools answer to a turn's calls, one after the other, and the seconds it took.
+
+    Calls beyond `max_calls_per_turn`, and those after `ends_at`, are not made: their answer is an error.
+    """
     parts.activity.at(task, TOOL, turn_id, calls)
-    started = time.monotonic()
-    results = tuple([await answer(call, tools, parts.renderer) for call in calls])
-    return results, time.monotonic() - started
+    started, most, results = time.monotonic(), parts.config.max_calls_per_turn, list[ToolResult]()
+    for place, call in enumerate(calls):
+        if place >= most:
+            call = replace(call, error=too_many_calls(most))
+        elif time.monotonic() > ends_at:
+            call = replace(call, error=TIME_OVER)
+        results.append(await answer(call, tools, parts.renderer))
+    return tuple(results), time.monotonic() - started
+
+
+def too_many_calls(most: int) -> str:
+    """Why a call beyond `rollout.max_calls_per_turn` was not made, for the model."""
+    return f"only {most} calls a turn are made"
 
 
 def _sampling_params(task: EpisodeTask, parts: EpisodeParts, turn_id: int, used: int) -> SamplingParams | None:

@@ -28,9 +28,19 @@ class Renderer:
             raise ValueError(f"the tokenizer in {str(model_directory)!r} has no chat template; add chat_template.jinja")
         self.stop_token_ids = _stop_token_ids(model_directory, self.tokenizer.eos_token_id)
 
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> IntArray:
-        """Ids of the chat up to where the first assistant turn begins, int32 [L]."""
-        return self._encode(self._render(messages, tools))
+    def prompt(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), name: str = "a prompt"
+    ) -> IntArray:
+        """Ids of the chat up to where the first assistant turn begins, int32 [L].
+
+        Raises `ValueError`, which calls the prompt `name`, if the chat template refuses the messages.
+        """
+        from jinja2 import TemplateError  # what a template raises for a role or an order that it does not know
+
+        try:
+            return self._encode(self._render(messages, tools))
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the model's chat template refuses the messages of {name}: {error}") from error
 
     def tool_turn(self, contents: Sequence[str]) -> IntArray:
         """Ids between an assistant turn's end token and the next assistant turn: the tools' answers, int32 [L].
@@ -39,7 +49,7 @@ class Renderer:
         """
         results = [{"role": "tool", "content": content} for content in contents]
         chat = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}, *results]
-        after = self._render(chat, ()).rpartition(_MARK)[2]
+        after = self._render(chat, ()).partition(_MARK)[2]  # the first: a tool's output may hold the mark too
         return self._encode(after.removeprefix(self._turn_end))
 
     def clip_tool_output(self, content: str) -> str:
@@ -65,7 +75,7 @@ class Renderer:
     def _turn_end(self) -> str:
         """The text of the end token that the policy itself samples at the end of a turn."""
         chat = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
-        after = self._render(chat, (), generation_prompt=False).rpartition(_MARK)[2]
+        after = self._render(chat, (), generation_prompt=False).partition(_MARK)[2]
         for token_id in self.stop_token_ids:
             text = self.tokenizer.convert_ids_to_tokens(token_id)
             if after.startswith(text):

@@ -16,7 +16,8 @@ from agent_rl.settings import Settings
 from agent_rl.verifier.compare import Question
 
 _SCRIPT = Path(__file__).with_name("judge.py")
-_STARTUP_S = 60.0
+_STARTUP_S = 300.0  # a process that dies is seen at once; this ends one that hangs
+_HUNG = "hung"
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME")
 
 
@@ -27,14 +28,15 @@ class PoolConfig(Settings):
     """Answers verified at once; the processes are started at the first answer that needs one."""
     cpu_s: float = Field(1.0, gt=0)
     """Processor seconds an answer may take; beyond, the process is killed and the answer is unverifiable."""
-    wall_s: float = Field(1.5, gt=0)
-    """Wall seconds, likewise. Time spent waiting for a free process does not count."""
+    wall_s: float = Field(10.0, gt=0)
+    """Wall seconds after which a process that has not used up `cpu_s` counts as hung: it is killed, and the answer is
+    tried once more on another, since a crowded machine can be the cause. Waiting for a free process does not count."""
     memory_mb: int = Field(512, ge=128)
     """Address space of a process, the libraries (about 70 MB) included."""
 
 
 class VerifierProcess:
-    """One process and the socket to it. After a reply of timeout, crash or memory, close it."""
+    """One process and the socket to it. After a reply of timeout, hung, crash or memory, close it."""
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config
@@ -61,21 +63,22 @@ class VerifierProcess:
         return self._streams is not None
 
     async def ask(self, question: Question) -> str:
-        """correct, wrong, or the reason why there is no verdict: timeout, memory, crash, unreadable, error: …"""
-        reader, writer = await self._ready()
+        """correct, wrong, or the reason why there is no verdict: timeout, hung, memory, crash, unreadable, error: …"""
+        reader, writer = await self.ready()
         line = {"reference": question.reference, "answer": question.answer, "ordered": question.ordered}
         try:
             async with asyncio.timeout(self._config.wall_s):
                 writer.write(json.dumps(line).encode() + b"\n")
                 return str(json.loads(await reader.readuntil()))
         except TimeoutError:
-            return "timeout"
+            return _HUNG
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1.0)  # its socket is closed: it is ending
             return "timeout" if self._process.returncode == -signal.SIGPROF else "crash"
 
-    async def _ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Its streams, once it has warmed up. Raises `RuntimeError` if it does not start."""
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket)
             try:
@@ -125,20 +128,27 @@ class VerifierPool:
     async def ask(self, question: Question) -> str:
         """correct, wrong, or why there is no verdict. Raises `RuntimeError` if no process can be started."""
         async with self._slots:
-            process = self._take()
-            self._busy.add(process)
-            sound = False
-            try:
-                reply = await process.ask(question)
-                sound = reply not in ("timeout", "crash", "memory")
-            finally:  # a cancelled question may still be answered later: its process is not used again either
-                self._busy.remove(process)
-                if not sound:
-                    process.close()
-                    self.num_replaced += 1
-                    process = VerifierProcess(self.config)  # it starts while nobody waits for it
-                self._idle.append(process)
-            return reply
+            reply = await self._ask_one(question)
+            if reply == _HUNG:
+                reply = await self._ask_one(question)
+            return "timeout" if reply == _HUNG else reply
+
+    async def _ask_one(self, question: Question) -> str:
+        """What one process says, which is replaced if it is of no further use."""
+        process = self._take()
+        self._busy.add(process)
+        sound = False
+        try:
+            reply = await process.ask(question)
+            sound = reply not in ("timeout", _HUNG, "crash", "memory")
+        finally:  # a cancelled question may still be answered later: its process is not used again either
+            self._busy.remove(process)
+            if not sound:
+                process.close()
+                self.num_replaced += 1
+                process = VerifierProcess(self.config)  # it starts while nobody waits for it
+            self._idle.append(process)
+        return reply
 
     async def close(self) -> None:
         """Kill the processes. Nothing may be waiting for an answer."""

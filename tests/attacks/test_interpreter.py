@@ -64,7 +64,7 @@ def test_an_interpreter_turned_over_lies_in_its_own_session_only(attacked: Any, 
 )
 def test_a_forged_reply_or_a_closed_pipe_ends_that_session_only(zygote: Any, attack: str) -> None:
     other = zygote.open()
-    result = zygote.run(FORGE + attack, 1.0)
+    result = zygote.run(FORGE + attack)
     assert (result.reason, result.alive) == (Reason.EXIT, False)
     assert "forged" not in result.stdout
     assert result.error.startswith("the session ended")
@@ -74,7 +74,7 @@ def test_a_forged_reply_or_a_closed_pipe_ends_that_session_only(zygote: Any, att
 
 def test_an_answer_given_twice_ends_the_session(zygote: Any) -> None:
     session = zygote.open()
-    result = zygote.exec(session, FORGE + "write({**reply, 'id': asked()})", 1.0)
+    result = zygote.exec(session, FORGE + "write({**reply, 'id': asked()})")
     assert result.stdout in ("forged", "")  # its own answer may be a lie; the true one then comes unasked
     if result.alive:
         assert not zygote.exec(session, "1").alive
@@ -84,7 +84,12 @@ def test_an_answer_given_twice_ends_the_session(zygote: Any) -> None:
 
 def test_a_reply_written_between_calls_ends_that_session_only(zygote: Any) -> None:
     session, other = zygote.open(), zygote.open()
-    started = zygote.exec(session, FORGE + "import threading\nthreading.Timer(0.2, write, [reply]).start()")
+    code = (
+        "import sys, threading, time\nmain = threading.main_thread().ident\ndef later():\n"
+        "  while sys._current_frames()[main].f_code.co_name != '_read': time.sleep(0.01)\n"
+        "  write(reply)\nthreading.Thread(target=later).start()"
+    )
+    started = zygote.exec(session, FORGE + code)
     zygote.exec(other, "import time; time.sleep(0.6)")
     if started.reason is Reason.EXCEPTION:  # without cgroups there are no threads
         assert "can't start new thread" in started.error

@@ -1,12 +1,14 @@
 """What `agent-rl data check` finds: duplicates, overlap under boilerplate, prompts that do not fit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from agent_rl.cli import app
+from agent_rl.config import model_directory
 from agent_rl.data.check import SAMPLE, Finding, Lengths, check_overlap, check_prompts, problem_texts, prompts_of
 from agent_rl.data.sources.chains import ChainSource
 from agent_rl.records import Prompt
@@ -88,6 +90,23 @@ def test_the_overlap_says_how_many_of_an_endless_source_were_looked_at(tmp_path:
     assert code == 0
     looked = "no problem is in both, but only 2002 training prompts were looked at, the first 2000 of each source that"
     assert looked in output
+
+
+def test_a_chat_that_the_template_refuses_is_said_before_a_run(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_directory("builtin:tiny-qwen3"), model)
+    refusal = "{%- if messages[0].content == 'z' -%}{{ raise_exception('no z here') }}{%- endif -%}\n"
+    template = model / "chat_template.jinja"
+    template.write_text(refusal + template.read_text())
+    paths = [write(tmp_path / name, *texts) for name, texts in {"a": "zx", "b": "yz"}.items()]
+    files = [f"model.path={model}", *(f"{{type: jsonl, path: {path}}}" for path in paths)]
+    with pytest.raises(ValueError, match="template refuses the messages of the first of prompts: no z here"):
+        build_prompts(quickstart(files[0], f"prompts={files[1]}"))
+    with pytest.raises(ValueError, match=r"template refuses the messages of the first of eval\.prompts: no z here"):
+        build_prompts(quickstart(files[0], f"eval.prompts={files[1]}"))
+    code, output = check(files[0], f"prompts={files[2]}")
+    assert code == 2
+    assert "error: the model's chat template refuses the messages of prompt 1: no z here" in output
 
 
 def test_a_run_refuses_held_out_prompts_that_it_trains_on(tmp_path: Path) -> None:

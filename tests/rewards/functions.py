@@ -1,6 +1,7 @@
 """Reward functions as a user would write them, named by their dotted path in tests."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -35,6 +36,21 @@ def broken(episode: FinishedEpisode) -> float:
 
 def too_slow(episode: FinishedEpisode) -> float:
     time.sleep(0.3)
+    return 1.0
+
+
+def half_a_second(episode: FinishedEpisode) -> float:
+    time.sleep(0.5)
+    return 1.0
+
+
+RELEASED = threading.Event()
+
+
+def waits_on_a_cross(episode: FinishedEpisode) -> float:
+    """Goes on until it is released if the answer is x."""
+    if episode.final_text == "x":
+        RELEASED.wait()
     return 1.0
 
 

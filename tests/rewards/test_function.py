@@ -8,12 +8,17 @@ from agent_rl import registry
 from agent_rl.rewards.base import Score
 from agent_rl.rewards.function import FunctionReward
 from agent_rl.settings import check
+from tests.rewards import functions
 from tests.rewards.episodes import finished
 
 
-def score(name: str, text: str = "17", **keys: object) -> Score:
+def reward(name: str, **keys: object) -> FunctionReward:
     config = {"type": "function", "path": f"tests.rewards.functions.{name}", **keys}
-    return asyncio.run(FunctionReward(check(FunctionReward.Config, config)).score(finished(text)))
+    return FunctionReward(check(FunctionReward.Config, config))
+
+
+def score(name: str, text: str = "17", **keys: object) -> Score:
+    return asyncio.run(reward(name, **keys).score(finished(text)))
 
 
 def test_what_a_function_may_return() -> None:
@@ -36,12 +41,34 @@ def test_its_own_errors_come_through() -> None:
     assert score("too_slow").reward == 1.0
 
 
+def test_waiting_for_a_thread_is_not_the_functions_time() -> None:
+    async def scenario() -> list[Score]:
+        queued = reward("half_a_second", num_threads=1, timeout_s=1.5)
+        return await asyncio.gather(*(queued.score(finished("17")) for _ in range(5)))
+
+    assert [one.reward for one in asyncio.run(scenario())] == [1.0] * 5
+
+
+def test_a_call_that_never_ends_takes_no_thread_from_the_others() -> None:
+    async def scenario() -> Score:
+        one_thread = reward("waits_on_a_cross", num_threads=1, timeout_s=1.0)
+        with pytest.raises(TimeoutError):
+            await one_thread.score(finished("x"))
+        return await one_thread.score(finished("17"))
+
+    try:
+        assert asyncio.run(scenario()).reward == 1.0
+    finally:
+        functions.RELEASED.set()
+
+
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
         ("tests.rewards.functions.missing", "cannot be imported"),
         ("no_such_module.reward", "PYTHONPATH"),
         ("plain", "cannot be imported"),
+        ("..", "no dotted path"),
         ("agent_rl.rewards.math.MathReward", "is not a function"),
     ],
 )

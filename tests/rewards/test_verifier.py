@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_rl.verifier.compare import Question, compare
 from agent_rl.verifier.normal import normalise
-from agent_rl.verifier.pool import PoolConfig, VerifierPool
+from agent_rl.verifier.pool import PoolConfig, VerifierPool, VerifierProcess
 from agent_rl.verifier.verdict import Outcome, Verdict, verify
 
 Result = TypeVar("Result")
@@ -22,8 +22,8 @@ HANG_S = 150.0
 """Far beyond every limit of the pool: to wait so long is to hang."""
 ROOMY = PoolConfig(cpu_s=20.0, wall_s=30.0, num_processes=1)
 """For answers that must get a verdict, on however busy a machine."""
-HARD = ("x^2+2x+1", "(x+1)^2")
-"""An equality that takes computer algebra."""
+HARD = ("x^2-5x+6", "(x-2)(x-3)")
+"""An equality that takes computer algebra, and is not one that a process warms up with."""
 
 
 def with_pool(config: PoolConfig, scenario: Callable[[VerifierPool], Awaitable[Result]]) -> Result:
@@ -79,7 +79,7 @@ def test_explosive_answers_come_back_and_the_pool_keeps_serving() -> None:
         assert pool.num_replaced > 0
         return found
 
-    for verdict, after in with_pool(PoolConfig(cpu_s=1.0, wall_s=30.0), scenario):  # wall: for a busy machine
+    for verdict, after in with_pool(PoolConfig(cpu_s=2.0, wall_s=60.0), scenario):  # for a slow machine
         assert verdict.outcome is Outcome.UNVERIFIABLE
         assert after.outcome is Outcome.CORRECT
 
@@ -88,7 +88,7 @@ def test_many_explosive_answers_at_once() -> None:
     async def scenario(pool: VerifierPool) -> list[Verdict]:
         return await asyncio.gather(*(verify("5", f"{n}^{{9^{{9^9}}}}", pool) for n in range(2, 6)))
 
-    verdicts = with_pool(PoolConfig(cpu_s=0.3, wall_s=1.0), scenario)
+    verdicts = with_pool(PoolConfig(cpu_s=0.3, wall_s=30.0), scenario)
     assert verdicts == [Verdict(Outcome.UNVERIFIABLE, "timeout")] * 4
 
 
@@ -138,6 +138,49 @@ def test_a_process_that_is_killed_is_replaced() -> None:
     assert after.outcome is Outcome.CORRECT
 
 
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_process_is_warm_before_its_first_question() -> None:
+    async def scenario(pool: VerifierPool) -> tuple[float, float]:
+        process = VerifierProcess(pool.config)
+        try:
+            await process.ready()
+            start = cpu_s(process.pid)
+            assert await process.ask(Question(HARD[:1], HARD[1:], ordered=True)) == "correct"
+            return start, cpu_s(process.pid) - start
+        finally:
+            process.close()
+
+    start, first = with_pool(ROOMY, scenario)
+    assert first < start / 6  # a third and more where the first question has to warm it
+
+
+def test_a_question_whose_process_hangs_is_asked_once_more() -> None:
+    async def scenario(pool: VerifierPool) -> tuple[Verdict, int]:
+        await verify(*HARD, pool)
+        for process in pool.processes:
+            os.kill(process, signal.SIGSTOP)
+        return await verify(*HARD, pool), pool.num_replaced
+
+    config = PoolConfig(cpu_s=20.0, wall_s=3.0, num_processes=1)
+    assert with_pool(config, scenario) == (Verdict(Outcome.CORRECT), 1)
+
+
+def test_a_question_is_asked_no_third_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+
+    async def hang(process: VerifierProcess, question: Question) -> str:
+        asked.append(question)
+        return "hung"
+
+    monkeypatch.setattr(VerifierProcess, "ask", hang)
+    assert with_pool(ROOMY, lambda pool: verify(*HARD, pool)) == Verdict(Outcome.UNVERIFIABLE, "timeout")
+    assert len(asked) == 2
+
+
 def test_the_reply_to_a_cancelled_question_is_not_taken_for_the_next_one() -> None:
     async def scenario(pool: VerifierPool) -> Verdict:
         await verify(*HARD, pool)
@@ -145,7 +188,7 @@ def test_the_reply_to_a_cancelled_question_is_not_taken_for_the_next_one() -> No
             asked = asyncio.create_task(verify(*HARD, pool))
             await asyncio.sleep(0.001 * n)
             asked.cancel()
-        return await verify("x^2+2x+1", "(x-1)^2", pool)
+        return await verify(HARD[0], "(x-2)(x+3)", pool)
 
     assert with_pool(ROOMY, scenario).outcome is Outcome.WRONG
 

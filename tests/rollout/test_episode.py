@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from agent_rl.records import (
     SamplingParams,
     StopReason,
 )
+from agent_rl.rollout import episode as episode_module
 from agent_rl.rollout.episode import EpisodeParts, EpisodeTask, run_episode
 from agent_rl.rollout.renderer import Renderer
 from agent_rl.weights.base import Weights
@@ -69,6 +71,9 @@ class Script:
 
     async def close(self) -> None:
         return
+
+
+SILENT = "(no output; use print)"
 
 
 def call(code: str) -> str:
@@ -210,9 +215,35 @@ def test_budgets_end_an_episode(tool_server: str) -> None:
     full = run(Script([call("print(1)")]), tool_server, "rollout.max_tool_turn=99", "rollout.max_episode_tokens=100")
     assert full.trajectory.stop_reason is StopReason.MAX_TOKENS
     assert 80 <= len(full.trajectory) <= 100
-    late = run(Script([call("import time; time.sleep(0.3)")]), tool_server, "rollout.deadline_s=0.2")
-    assert late.trajectory.stop_reason is StopReason.DEADLINE
-    assert len(late.turns) == 1
+
+
+def test_the_deadline_is_looked_at_before_each_turn_and_each_call(
+    tool_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(episode_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(Tool):
+        name = "python"
+
+        async def call(self, code: str) -> ToolResult:
+            """Takes as many seconds as it is told."""
+            now[0] += float(code)
+            return ToolResult("done", ok=True)
+
+    turns = [call("40"), call("50") + call("50") + call("50")]
+    late = run(Script(turns), tool_server, "rollout.deadline_s=100", tool=Slow())
+    assert results(late) == ["done", "done", "done", "Error: the episode's time is over"]
+    assert (late.trajectory.stop_reason, len(late.turns)) == (StopReason.DEADLINE, 2)
+
+
+def test_calls_of_one_turn_are_bounded(tool_server: str) -> None:
+    script = Script([call("x=1") + call("x+=1") + call("x+=1"), call("x"), "done"])
+    episode = run(script, tool_server, "rollout.max_calls_per_turn=2", *ROOMY)
+    refused = "Error: only 2 calls a turn are made"
+    assert results(episode) == [SILENT, SILENT, refused, "2"]
+    assert [result.ok for result in episode.turns[0].tool_results] == [True, True, False]
+    assert not any(made.error for made in episode.turns[0].tool_calls)  # they are well formed
 
 
 def test_a_prompt_over_the_budget_samples_nothing_and_stays_within_it(tool_server: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config import model_directory
-from agent_rl.rollout.renderer import Renderer
+from agent_rl.rollout.renderer import _MARK, Renderer
 
 QWEN3 = Path(__file__).parent.parent.parent / ".cache" / "tokenizer-qwen3"
 MODELS = {"tiny": model_directory("builtin:tiny-qwen3"), "qwen3": QWEN3}
@@ -60,6 +60,23 @@ def test_turn_by_turn_equals_whole(renderer: Renderer, outputs: list[str], tools
     grown = np.concatenate(pieces)
     np.testing.assert_array_equal(grown, renderer.prompt(chat, tools))
     np.testing.assert_array_equal(grown, renderer.prompt(raw, tools))
+
+
+def test_a_tools_output_may_hold_the_mark_of_a_turn(renderer: Renderer) -> None:
+    user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+    output = f"before {_MARK} after"
+    whole = renderer.prompt([user, turn, {"role": "tool", "content": output}])
+    grown = [renderer.prompt([user]), sampled(renderer, "y"), renderer.tool_turn([output])]
+    np.testing.assert_array_equal(np.concatenate(grown), whole)
+
+
+def test_messages_that_the_template_refuses_are_a_sentence_that_names_the_prompt(renderer: Renderer) -> None:
+    renderer.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(ValueError, match="template refuses the messages of prompt 7: no system role"):
+        renderer.prompt([{"role": "user", "content": "x"}], (), "prompt 7")
+    renderer.tokenizer.chat_template = "{{ 'a' + messages[0].content }}"
+    with pytest.raises(ValueError, match="refuses the messages of a prompt"):
+        renderer.prompt([{"role": "user", "content": ["x"]}])
 
 
 def test_several_results_of_one_turn_are_rendered_together(renderer: Renderer) -> None:

@@ -90,6 +90,22 @@ def test_routing_is_read_for_the_inputs_asked_for_and_left_out_on_dense_layers()
         )
 
 
+def test_a_request_aborted_while_it_waited_has_routing_of_no_inputs_yet() -> None:
+    body = request_body(PROMPT, SamplingParams(), 8, -1, routed_from=1)
+    waited = read_part(answer([], "abort", output_token_logprobs=[]), body, LABELS, SHAPE)
+    assert waited.routed_experts is not None
+    assert waited.routed_experts.shape == (0, 2, 2)
+    rows = base64.b64encode(np.arange(2 * 2 * 2, dtype=np.int32).tobytes()).decode()
+    rest = answer([2], "stop", output_token_logprobs=[[-1.0, 2, None]], routed_experts=rows)
+    whole = joined([waited, read_part(rest, body, LABELS, SHAPE)]).routed_experts
+    assert whole is not None
+    assert whole.shape == (2, 2, 2)
+    for ids, finish in (([], "stop"), ([2], "abort")):
+        logprobs = [[-1.0, token, None] for token in ids]
+        with pytest.raises(EngineError, match="routing of 0 inputs"):
+            read_part(answer(ids, finish, output_token_logprobs=logprobs), body, LABELS, SHAPE)
+
+
 def test_parts_of_an_aborted_request_join_to_one_completion() -> None:
     body = request_body(PROMPT, SamplingParams(), 8, -1, None)
     first = read_part(answer([7], "abort", output_token_logprobs=[[-1.0, 7, None]]), body, LABELS, SHAPE)

@@ -19,7 +19,7 @@ from sandbox.docker import DockerConfig, connect, find_image
 BACKENDS = ("zygote", "docker")
 """The backends of the conformance suite. SANDBOX_BACKENDS, a list with commas, names those that must not be skipped."""
 REQUIRED = os.environ.get("SANDBOX_BACKENDS", "zygote").split(",")
-LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 5.0, "max_processes": 8, "max_output_bytes": 2000}
+LIMITS = {"memory_mb": 64, "tmp_mb": 4, "wall_s": 20.0, "max_processes": 8, "max_output_bytes": 2000}
 CONFIG = {"max_sessions": 40, "warm_sessions": 2, "preload": ["math"], "limits": LIMITS}
 
 
@@ -53,7 +53,7 @@ class Server:
 
     def stop(self) -> int:
         self.process.terminate()
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
@@ -62,7 +62,7 @@ class Server:
 class Box:
     """Blocking calls to one server, on an event loop of its own."""
 
-    def __init__(self, url: str, token: str | None = None, open_wait_s: float = 10.0) -> None:
+    def __init__(self, url: str, token: str | None = None, open_wait_s: float = 60.0) -> None:
         self.runner = asyncio.Runner()
         self.client = SandboxClient(url, token, open_wait_s)
 

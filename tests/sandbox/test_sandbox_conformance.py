@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox.base import ExecResult, FileRefused, Reason, SessionLost
+from sandbox.client import SandboxClient
 from sandbox.files import check_name
-from tests.sandbox.conftest import BACKENDS, CONFIG, LIMITS, Box, Server, require
+from tests.sandbox.conftest import BACKENDS, CONFIG, Box, Server, require
 
 MANY = {"zygote": 64, "docker": 5}
 NETWORK = {
@@ -31,8 +31,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    patient = {"limits": {**LIMITS, "wall_s": 20.0}}
-    started = Server(tmp_path_factory.mktemp("server") / "config.json", {"type": backend, **CONFIG, **patient})
+    started = Server(tmp_path_factory.mktemp("server") / "config.json", {"type": backend, **CONFIG})
     yield started
     assert started.stop() == 0
 
@@ -48,7 +47,7 @@ def box(server: Server) -> Iterator[Box]:
 def hasty(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """A server whose sessions have little time."""
     path: Path = tmp_path_factory.mktemp("hasty") / "config.json"
-    limits = {"wall_s": 0.3, "idle_s": 1.0}
+    limits = {"wall_s": 1.0, "idle_s": 3.0}
     started = Server(path, {"type": backend, "max_sessions": 2, "warm_sessions": 0, "limits": limits})
     made = Box(started.url, open_wait_s=0.0)
     yield made
@@ -69,7 +68,7 @@ def test_stdout_stderr_and_value_are_apart(box: Box) -> None:
     result = box.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n'value'")
     assert (result.stdout, result.stderr, result.value) == ("out\n", "err\n", "'value'")
     assert (result.reason, result.error, result.truncated, result.alive) == (Reason.OK, None, False, True)
-    assert 0 < result.duration_s < 5
+    assert 0 < result.duration_s < 20
 
 
 @pytest.mark.parametrize(
@@ -111,19 +110,44 @@ def test_a_timeout_ends_the_call_and_keeps_the_session(box: Box, code: str) -> N
 
 
 def test_the_servers_time_limit_caps_what_a_call_asks_for(hasty: Box) -> None:
-    assert hasty.run("while True: pass", 3600.0).error == "stopped after 0.3 s"
-    assert hasty.run("while True: pass").error == "stopped after 0.3 s"
+    assert hasty.run("while True: pass", 3600.0).error == "stopped after 1 s"
+    assert hasty.run("while True: pass").error == "stopped after 1 s"
 
 
-def test_an_idle_session_expires(hasty: Box) -> None:
-    session = hasty.open()
-    assert hasty.exec(session, "1").value == "1"
-    deadline = time.monotonic() + 20
-    while hasty.wait(hasty.client.health())["open_sessions"] and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert hasty.wait(hasty.client.health())["expired"] >= 1
-    with pytest.raises(SessionLost):
-        hasty.exec(session, "1")
+def test_a_session_lasts_as_long_as_its_client_and_then_expires(hasty: Box) -> None:
+    async def outlive() -> None:
+        before = (await hasty.client.health())["expired"]
+        kept = await hasty.client.open()
+        dead = SandboxClient(hasty.client._url)
+        left = await dead.open()
+        await dead.aclose()
+        while (health := await hasty.client.health())["expired"] == before:
+            await asyncio.sleep(0.1)
+        assert health["open_sessions"] == 1  # although it has been without a call for longer
+        with pytest.raises(SessionLost):
+            await hasty.client.exec(left, "1")
+        await hasty.client.close_session(kept)
+
+    hasty.wait(asyncio.wait_for(outlive(), 60))
+
+
+def test_a_session_whose_opener_is_cancelled_is_closed(box: Box) -> None:
+    async def cancel_openers() -> int:
+        before = await box.client.health()
+        openers = [asyncio.create_task(box.client.open()) for _ in range(4)]
+        await asyncio.sleep(0)  # each has asked the server now, or is about to
+        await asyncio.sleep(0)
+        for opener in openers:
+            opener.cancel()
+        await asyncio.gather(*openers, return_exceptions=True)
+        while True:
+            now = await box.client.health()
+            if now["opened"] == before["opened"] + 4 and now["open_sessions"] == before["open_sessions"]:
+                break
+            await asyncio.sleep(0.05)
+        return sum(opener.cancelled() for opener in openers)
+
+    assert box.wait(asyncio.wait_for(cancel_openers(), 60)) == 4
 
 
 def test_code_that_cannot_be_interrupted_is_killed(box: Box) -> None:
@@ -339,8 +363,10 @@ def test_closed_while_it_runs_it_is_lost(box: Box) -> None:
     session = box.open()
 
     async def close_amid() -> None:
-        running = asyncio.create_task(box.client.exec(session, "import time; time.sleep(4)"))
-        await asyncio.sleep(0.3)
+        execs = (await box.client.health())["execs"]
+        running = asyncio.create_task(box.client.exec(session, "import time; time.sleep(19)"))
+        while (await box.client.health())["execs"] == execs:
+            await asyncio.sleep(0.05)
         await box.client.close_session(session)
         with pytest.raises(SessionLost):
             await running

@@ -24,14 +24,14 @@ SMALL = {"max_sessions": 2, "warm_sessions": 0}
 def refusal(*flags: str, **environment: str) -> str:
     """What a server that must not start says; it may say one line only, and never listens."""
     command = [sys.executable, "-m", "sandbox.server", "--port", "0", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, **environment})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     return done.stderr
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -79,7 +79,7 @@ def test_a_bad_config_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_bad_address_is_one_sentence() -> None:
-    for url in ("localhost:8765", "127.0.0.1", ""):
+    for url in ("localhost:8765", "127.0.0.1", "", "http://localhost:abc", "http://[::1"):
         with pytest.raises(ValueError, match="give one like"):
             SandboxClient(url)
 
@@ -143,6 +143,7 @@ def test_it_describes_its_api(server: Any) -> None:
     operations = {(method, path) for path, methods in known["paths"].items() for method in methods}
     assert operations == {
         ("post", "/sessions"),
+        ("post", "/sessions/keep"),
         ("post", "/sessions/{session_id}/exec"),
         ("delete", "/sessions/{session_id}"),
         ("put", "/sessions/{session_id}/files/{name}"),
@@ -185,7 +186,7 @@ def test_terminated_it_leaves_nothing(serve: Any) -> None:
     below = server.descendants()
     assert len(below) >= 5
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
     assert cgroups_of(server.process.pid) == []
     with pytest.raises(Unavailable, match="cannot be reached"):
@@ -193,21 +194,22 @@ def test_terminated_it_leaves_nothing(serve: Any) -> None:
 
 
 def test_interrupted_amid_a_call_it_ends_soon(serve: Any) -> None:
-    server, box = serve(SMALL)
+    server, box = serve({**SMALL, "limits": {"wall_s": 120.0}})
     session = box.open()
-    call = box.client.exec(session, "while True: pass", 8.0)
 
     async def interrupt_it() -> None:
-        running = asyncio.create_task(call)
-        await asyncio.sleep(0.3)
+        execs = (await box.client.health())["execs"]
+        running = asyncio.create_task(box.client.exec(session, "import time; time.sleep(100)"))
+        while (await box.client.health())["execs"] == execs:
+            await asyncio.sleep(0.05)
         server.process.send_signal(signal.SIGINT)
         with pytest.raises(SessionLost):
             await running
 
     started = time.monotonic()
     box.wait(interrupt_it())
-    assert server.process.wait(10) == 0
-    assert time.monotonic() - started < 7
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - started < 60
 
 
 def test_killed_it_leaves_no_process_and_a_new_one_has_lost_the_sessions(serve: Any, tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_killed_it_leaves_no_process_and_a_new_one_has_lost_the_sessions(serve: 
     box.exec(session, "x = 1")
     below = server.descendants()
     server.process.kill()
-    server.process.wait(10)
+    server.process.wait(60)
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
     with pytest.raises(Unavailable):
         box.exec(session, "1")

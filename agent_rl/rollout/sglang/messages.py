@@ -102,10 +102,16 @@ def _behavior(meta: dict[str, Any], body: dict[str, Any], ids: IntArray) -> tupl
 
 
 def _routed_experts(meta: dict[str, Any], body: dict[str, Any], count: int, shape: ModelShape) -> ShortArray | None:
-    """int16 [inputs from `routed_experts_start_len` on, layers, k]; -1 on layers without a router."""
+    """int16 [inputs from `routed_experts_start_len` on, layers, k]; -1 on layers without a router.
+
+    No inputs of a request that was aborted while it waited: the part that follows reports them.
+    """
     if "return_routed_experts" not in body:
         return None
     layers, k = len(shape.routed_layers), shape.experts_per_token
+    aborted = meta["finish_reason"]["type"] not in _FINISHED
+    if aborted and count == 0 and not meta.get("routed_experts"):
+        return np.zeros((0, layers, k), np.int16)
     flat = np.frombuffer(base64.b64decode(meta.get("routed_experts") or ""), np.int32)
     expected = max(len(body["input_ids"]) + count - 1 - body["routed_experts_start_len"], 0)
     if len(flat) != expected * layers * k:
