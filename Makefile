@@ -25,7 +25,7 @@ test: setup tokenizer
 
 # Whole runs that take minutes: every process killed, a node lost, a disk full, weights in buckets, evaluation beside.
 test-runs: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --timeout 600 tests/runs
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --timeout 1200 tests/runs
 
 # As root: an engine of its own in a temporary directory, the image without a registry, then the sandbox's tests on it.
 docker-test: setup
