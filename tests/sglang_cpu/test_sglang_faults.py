@@ -32,6 +32,10 @@ def num_running(url: str) -> int:
     return sum(int(load["num_running_reqs"]) for load in loads)
 
 
+def abort_all(url: str) -> None:
+    httpx.post(f"{url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S).raise_for_status()
+
+
 def test_a_released_request_is_aborted_at_the_server(dense: Shared) -> None:
     async def body() -> None:
         engine = engine_on(dense.url, dense.model)
@@ -58,7 +62,9 @@ def test_what_was_sampled_before_an_abort_is_kept(dense: Shared) -> None:
         task = asyncio.create_task(engine.generate(0, PROMPT, params))
         for _ in range(2):
             await engine.generate(1, PROMPT, SHORT)
-            httpx.post(f"{dense.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S).raise_for_status()
+            httpx.post(
+                f"{dense.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S
+            ).raise_for_status()
         completion = await task
         assert len(completion.token_ids) == params.max_new_tokens
         expected = reference_logprobs(model, PROMPT, completion, 0.7)
@@ -73,7 +79,7 @@ def test_an_abort_keeps_the_routing_whole(moe: Shared) -> None:
         engine = engine_on(moe.url, moe.model, report_routing=True)
         task = asyncio.create_task(engine.generate(0, PROMPT, LONG, routed_from=0))
         await engine.generate(1, PROMPT, SHORT)
-        httpx.post(f"{moe.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S).raise_for_status()
+        abort_all(moe.url)
         completion = await task
         assert completion.routed_experts is not None
         assert completion.routed_experts.shape == (len(PROMPT) + len(completion.token_ids) - 1, 3, 2)
