@@ -62,9 +62,7 @@ def test_what_was_sampled_before_an_abort_is_kept(dense: Shared) -> None:
         task = asyncio.create_task(engine.generate(0, PROMPT, params))
         for _ in range(2):
             await engine.generate(1, PROMPT, SHORT)
-            httpx.post(
-                f"{dense.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S
-            ).raise_for_status()
+            abort_all(dense.url)
         completion = await task
         assert len(completion.token_ids) == params.max_new_tokens
         expected = reference_logprobs(model, PROMPT, completion, 0.7)
