@@ -25,7 +25,7 @@ test: setup tokenizer
 
 # Whole runs, minutes each: any process killed, a node lost, a disk full, weights in buckets, evaluation alongside.
 test-runs: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --timeout 600 tests/runs
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --timeout 1200 tests/runs
 
 # As root: starts a Docker engine in a temporary directory, makes the image without a registry, tests the sandbox on it.
 docker-test: setup

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),

@@ -53,14 +53,18 @@ class VagueTool(PythonTool):
 
 
 class TwoSpeedMath(MathReward):
-    """Chains of one step are scored at once, longer ones after `delay_s`: long, hard prompts are slow."""
+    """Of six groups in a row the third and the fourth are scored after `delay_s`, the others at once."""
 
     class Config(MathReward.Config):
         type: str = "tests.parts.TwoSpeedMath"  # type: ignore[assignment]
         delay_s: float = 4.0
 
+    @staticmethod
+    def is_slow(group_id: int) -> bool:
+        return group_id % 6 in (2, 3)
+
     async def score(self, episode: FinishedEpisode) -> Score:
-        if episode.prompt.tags["k"] > 1:
+        if self.is_slow(episode.group_id):
             await asyncio.sleep(self.config.delay_s)  # type: ignore[attr-defined]
         return await super().score(episode)
 

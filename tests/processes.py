@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -27,3 +29,21 @@ def kill_one(name: str, root: int | None = None) -> int:
     pid = min(pid for pid, command in descendants(root or os.getpid()).items() if name in command)
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def kill_later(name: str, delay_s: float) -> Callable[[], None]:
+    """`kill_one` after `delay_s`, or when what is returned is called if that comes first; it returns after the kill."""
+    due = threading.Event()
+
+    def wait_and_kill() -> None:
+        due.wait(delay_s)
+        kill_one(name)
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+
+    def at_the_latest() -> None:
+        due.set()
+        thread.join()
+
+    return at_the_latest

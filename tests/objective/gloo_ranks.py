@@ -21,7 +21,7 @@ def rank_main(rank, directory, shards):
     """Three processes over gloo; the group of the first two runs first. Results go to `directory`."""
     torch.set_num_threads(1)
     store = f"file://{directory}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3, timeout=timedelta(seconds=300))
     for size in (2, 3):
         group = dist.new_group(list(range(size)))
         if rank < size:

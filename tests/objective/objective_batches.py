@@ -78,7 +78,7 @@ def pack(rows: Sequence[Row], dtype: torch.dtype = torch.float64, **changes: Any
 
 def on_ranks(count: int, work: Callable[[int, Callable[[torch.Tensor], torch.Tensor]], Any]) -> list[Any]:
     """Run `work(rank, reduce)` on `count` threads whose `reduce` sums over them; results or exceptions by rank."""
-    barrier, contributions = threading.Barrier(count, timeout=5), [torch.empty(0)] * count
+    barrier, contributions = threading.Barrier(count, timeout=120), [torch.empty(0)] * count
     results: list[Any] = [None] * count
 
     def run(rank: int) -> None:

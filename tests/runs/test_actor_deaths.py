@@ -32,15 +32,20 @@ def cluster() -> Iterator[None]:
 
 @ray.remote(num_cpus=0.1)
 class Worker:
-    """Answers at once; loads weights for `load_s` seconds, as where a server starts first."""
+    """Answers at once; loads weights for `load_s` seconds, as where a server starts first, or until the file `end` is
+    there. It makes the file `loading` when it begins."""
 
-    def __init__(self, load_s: float) -> None:
-        self.load_s, self.loaded = load_s, list[Any]()
+    def __init__(self, load_s: float, loading: Path | None = None, end: Path | None = None) -> None:
+        self.load_s, self.loading, self.end, self.loaded = load_s, loading, end, list[Any]()
 
     def status(self) -> None: ...
 
     def update_weights(self, weights: Any, policy_version: int) -> None:
-        time.sleep(self.load_s)
+        if self.loading is not None:
+            self.loading.touch()
+        deadline = time.monotonic() + self.load_s
+        while time.monotonic() < deadline and not (self.end is not None and self.end.exists()):
+            time.sleep(0.02)
         self.loaded.append((weights if isinstance(weights, str) else "first", policy_version))
 
     def what(self) -> list[Any]:
@@ -67,16 +72,27 @@ def pool_of(handles: list[Any], size: int, check: Callable[[], None]) -> WorkerP
 
 
 def test_a_worker_in_the_place_of_another_loads_weights_for_as_long_as_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(workers, "_START_S", 5.0)
-    checks: list[float] = []
-    pool = pool_of(started(0.0, 0.0, 8.0), 2, lambda: checks.append(time.monotonic()))
+    """When it begins to load, the pool's clock goes ahead by more than a worker may take to answer."""
+    loading, end, checks = tmp_path / "loading", tmp_path / "end", list[bool]()
+
+    def clock() -> float:
+        return time.monotonic() + 2 * workers._START_S * loading.exists()
+
+    def check() -> None:
+        checks.append(loading.exists())
+        if sum(checks) == 4:
+            end.touch()
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
+    third = Worker.remote(60.0, loading, end)
+    ray.get(third.status.remote())
+    pool = pool_of([*started(0.0, 0.0), third], 2, check)
     pool.serve(lambda: WEIGHTS, 1)
     kill(pool.handles[0])
-    before = len(checks)
     pool.serve(lambda: WEIGHTS, 2)
-    assert len(checks) - before >= 4, "about one a second"
+    assert sum(checks) >= 4, "about one a second"
     loaded = ray.get([handle.what.remote() for handle in pool.handles])
     assert loaded == [[("again", 2)], [("first", 1), ("first", 2)]]
     assert pool.num_restarts == 1

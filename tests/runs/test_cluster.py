@@ -14,16 +14,20 @@ from agent_rl.run import train
 from tests.configs import quickstart
 
 STORE = 100 << 20
+START_S = 300
+"""How long a node may take to join."""
 SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=1", "num_steps=4")
 
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    quickly = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    # A node that is killed refuses each check at once; one that is slow has a minute to answer.
+    quickly = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 60_000}
     head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False, "_system_config": quickly}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    found.add_node(num_cpus=1, object_store_memory=STORE)
-    found.wait_for_nodes()
+    found = Cluster(initialize_head=True, head_node_args=head | {"wait": False})
+    found.wait_for_nodes(timeout=START_S)  # the head first: what joins the cluster is to be at this node
+    found.add_node(wait=False, num_cpus=1, object_store_memory=STORE)
+    found.wait_for_nodes(timeout=START_S)
     yield found
     found.shutdown()
 
@@ -54,7 +58,7 @@ def test_a_node_that_is_killed_costs_no_step(two_nodes: Cluster, tmp_path: Path)
 
 def test_the_ranks_of_a_trainer_stand_in_its_own_place(two_nodes: Cluster, tmp_path: Path) -> None:
     """Of the rollout workers' places none is taken: they would wait for ever."""
-    two_nodes.add_node(num_cpus=3, object_store_memory=STORE)
-    two_nodes.wait_for_nodes()
+    two_nodes.add_node(wait=False, num_cpus=3, object_store_memory=STORE)
+    two_nodes.wait_for_nodes(timeout=START_S)
     config = quickstart(*SMALL, f"ray.address={two_nodes.address}", "trainer.dp=2", "num_steps=1")
     assert train(config, tmp_path, False, lambda row: None).complete

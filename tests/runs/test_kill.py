@@ -4,12 +4,12 @@ import contextlib
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agent_rl.pipeline.run_directory import list_checkpoints, read_metrics
 from agent_rl.run import local_ray, newest_checkpoint, train
 from tests.configs import QUICKSTART, quickstart
 from tests.disks import small_disk
-from tests.processes import descendants, kill_one
+from tests.processes import descendants, kill_later, kill_one
 
 SMALL = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=2", "num_steps=6")
 ASYNC = ("pipeline.type=fully_async", "pipeline.max_lag=2", "rollout.num_workers=2", "rollout.max_attempts=9")
@@ -74,7 +74,7 @@ def test_worker_tool_server_and_trainer_die_and_the_run_goes_on(
     assert steps == [0, 1, 2, 3, 2, 3, 4, 5], "the trainer died after step 3, the checkpoint is of step 2"
     assert check_lineage(tmp_path, config).num_reissued > 0
     said = capfd.readouterr().err
-    assert "rollout worker 0 died" in said
+    assert re.search(r"rollout worker \d died", said)
     assert "the trainer died; all of the run goes back to step-000002" in said
 
 
@@ -96,21 +96,23 @@ def test_a_sync_run_reaches_the_same_bits_although_its_worker_and_its_trainer_di
     assert same_weights(calm, chaotic)
 
 
-def test_a_trainer_that_dies_at_any_moment_costs_no_step(cluster: None, tmp_path: Path) -> None:
-    """Killed a random part of a step and a half, at this machine's pace, after the second step of six."""
+def test_a_trainer_that_dies_at_any_moment_costs_no_step(
+    cluster: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed a random part of a step and a half, at this machine's pace, after the second step of six; at the latest
+    after the fifth."""
     config = quickstart(*SMALL, "pipeline.type=sync", "checkpoint.every=1")
-    killed: list[int] = []
-    timers: list[threading.Timer] = []
+    kills: list[Callable[[], None]] = []
 
     def kill_soon(row: dict[str, Any]) -> None:
-        if row["step"] == 1 and not timers:
+        if row["step"] == 1 and not kills:
             delay_s = random.Random(20).uniform(0.0, 1.5 * row["wall_s"])
-            timers.append(threading.Timer(delay_s, lambda: killed.append(kill_one("ray::TrainWorker"))))
-            timers[0].start()
+            kills.append(kill_later("ray::TrainWorker", delay_s))
+        elif row["step"] == 4:
+            kills[0]()
 
     assert train(config, tmp_path, False, kill_soon).complete
-    timers[0].join()
-    assert len(killed) == 1
+    assert "the trainer died; all of the run goes back to step-00000" in capfd.readouterr().err
     ledger = check_lineage(tmp_path, config)
     assert ledger.issued == ledger.trained == set(range(12))
 
@@ -121,7 +123,6 @@ def start_driver(path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
 
-@pytest.mark.timeout(400)
 def test_the_driver_is_killed_and_resumed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     run, config = tmp_path / "run", quickstart(*SMALL, *ASYNC, SLOW)
     driver = start_driver(run, str(QUICKSTART), *SMALL, *ASYNC, SLOW, "--run", str(run))
@@ -129,6 +130,7 @@ def test_the_driver_is_killed_and_resumed_and_leaves_nothing_behind(tmp_path: Pa
     for line in driver.stdout:
         if line.startswith("step 3 "):
             break
+    driver.send_signal(signal.SIGSTOP)  # so that it is still at that step when it is killed
     below = descendants(driver.pid)
     assert any("sandbox.server" in command for command in below.values())
     os.kill(driver.pid, signal.SIGKILL)
@@ -154,7 +156,7 @@ def weight_folders() -> list[Path]:
 
 def wait_until_gone(processes: dict[int, str]) -> None:
     """Ray's own agents are left out: they notice the end of their node by a timeout of a minute."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     ours = {pid: command for pid, command in processes.items() if "Agent" not in command}
     while left := {pid: command for pid, command in ours.items() if alive(pid)}:
         assert time.monotonic() < deadline, f"processes of a killed run live on: {left}"

@@ -1,7 +1,6 @@
 """A run whose trainer is several processes: the same loop, the same checkpoints."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from agent_rl.pipeline.ledger import Ledger
 from agent_rl.pipeline.run_directory import list_checkpoints, read_metrics
 from agent_rl.run import local_ray, train
 from tests.configs import quickstart
-from tests.processes import kill_one
+from tests.processes import kill_later
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,12 +42,13 @@ def test_a_rank_that_dies_takes_the_run_back_to_its_checkpoint(
 ) -> None:
     """In the middle of a step: to the other rank its death is a broken connection, which is not what is said."""
     small = ("batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "checkpoint.every=1", "num_steps=3")
-    timers: list[threading.Timer] = []
+    kills: list[Callable[[], None]] = []
 
     def kill_a_rank(row: dict[str, Any]) -> None:
-        if row["step"] == 1 and not timers:
-            timers.append(threading.Timer(0.5 * row["wall_s"], kill_one, ("ray::TrainWorker",)))
-            timers[0].start()
+        if row["step"] == 1 and not kills:
+            kills.append(kill_later("ray::TrainWorker", 0.5 * row["wall_s"]))
+        elif row["step"] == 2:
+            kills[0]()  # the second step took longer than two of the third
 
     assert train(quickstart(*small, "trainer.dp=2"), tmp_path, resume=False, on_row=kill_a_rank).complete
     assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
+from agent_rl.pipeline import watchdog, workers
 from agent_rl.pipeline.watchdog import StalledError, standstill
 from agent_rl.records import Prompt, ToolCall
 from agent_rl.rollout.activity import EpisodeStatus, WorkerStatus
@@ -22,6 +24,7 @@ class HangingTool(Tool):
     class Config(BaseModel):
         type: Literal["tests.runs.test_watchdog.HangingTool"] = "tests.runs.test_watchdog.HangingTool"
         blocks_loop: bool = False
+        called: Path
 
     name = "python"
 
@@ -30,6 +33,7 @@ class HangingTool(Tool):
 
     async def call(self, code: str) -> ToolResult:
         """Never answers."""
+        self.config.called.touch()
         if self.config.blocks_loop:
             time.sleep(3600)
         await asyncio.sleep(3600)
@@ -43,33 +47,48 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def hang(path: Path, blocks_loop: bool) -> str:
-    """Run until the watchdog stops it; what it said."""
+def hang(path: Path, monkeypatch: pytest.MonkeyPatch, blocks_loop: bool) -> str:
+    """Run until the watchdog stops it; what it said.
+
+    The watchdog's clock stands still until the tool is called, so that a slow start or a slow generation is no
+    standstill; and whatever is to answer it has 20 s.
+    """
+    called = path.with_name("called")
+
+    def clock() -> float:
+        return time.time() - called.stat().st_mtime if called.exists() else 0.0
+
+    def answer_of(ref: Any, seconds: float) -> Any:
+        return workers.answer_of(ref, seconds if blocks_loop and called.exists() else 20.0)
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=clock, time=time.time))
+    monkeypatch.setattr(watchdog, "answer_of", answer_of)
+    tool = f"{{type: tests.runs.test_watchdog.HangingTool, called: {called}, blocks_loop: {str(blocks_loop).lower()}}}"
     config = quickstart(
         *("num_steps=2", "batch.num_prompts=2", "batch.group_size=2", "eval.every=0", "pipeline={type: sync}"),
         *("watchdog={after_s: 4, policy: stop}",),
-        f"rollout.tools=[{{type: tests.runs.test_watchdog.HangingTool, blocks_loop: {str(blocks_loop).lower()}}}]",
+        f"rollout.tools=[{tool}]",
     )
     with pytest.raises(StalledError) as stalled:
         train(config, path, False, lambda row: None)
     return str(stalled.value)
 
 
-def test_a_tool_that_hangs_is_named_and_stops_the_run(tmp_path: Path) -> None:
-    said = hang(tmp_path, blocks_loop=False)
+def test_a_tool_that_hangs_is_named_and_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = hang(tmp_path / "run", monkeypatch, blocks_loop=False)
     assert said.startswith("no progress for ")
     assert "at step 0: the oldest episode is " in said
     assert "in turn 0" in said
     assert "tool call python({'code':" in said
     assert "on worker 0 (" in said
     assert "2 groups are in flight; the trainer has nothing to do; stacks of 3 processes" in said
-    assert "watchdog.py" in (tmp_path / "stacks" / "driver.txt").read_text()
-    assert (tmp_path / "stacks" / "worker-0.txt").read_text()
+    assert "watchdog.py" in (tmp_path / "run" / "stacks" / "driver.txt").read_text()
+    assert (tmp_path / "run" / "stacks" / "worker-0.txt").read_text()
 
 
-def test_a_worker_whose_loop_is_blocked_still_leaves_its_stack(tmp_path: Path) -> None:
-    assert "worker 0 does not answer" in hang(tmp_path, blocks_loop=True)
-    assert "test_watchdog.py" in (tmp_path / "stacks" / "worker-0.txt").read_text()
+def test_a_worker_whose_loop_is_blocked_still_leaves_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "worker 0 does not answer" in hang(tmp_path / "run", monkeypatch, blocks_loop=True)
+    assert "test_watchdog.py" in (tmp_path / "run" / "stacks" / "worker-0.txt").read_text()
 
 
 def test_the_oldest_episode_of_all_workers_is_described() -> None:

@@ -18,7 +18,7 @@ from agent_rl.run import local_ray
 from tests.configs import QUICKSTART
 from tests.rollout.engine_conformance import SHORT
 from tests.sglang_cpu.conftest import Shared
-from tests.sglang_cpu.servers import TINY, engine_on
+from tests.sglang_cpu.servers import ANSWER_S, TINY, engine_on
 
 GREEDY = ("eval.num_prompts=24", "eval.sampling.temperature=0", "rollout.deadline_s=600")
 
@@ -31,13 +31,13 @@ def evaluate(target: str, output: Path) -> pl.DataFrame:
 
 def test_a_server_is_evaluated_as_it_is_and_scores_as_its_weights_do(dense: Shared, tmp_path: Path) -> None:
     stranger = {"model_path": str(TINY), "weight_version": "theirs, 7"}
-    httpx.post(f"{dense.url}/update_weights_from_disk", json=stranger, timeout=60).raise_for_status()
+    httpx.post(f"{dense.url}/update_weights_from_disk", json=stranger, timeout=ANSWER_S).raise_for_status()
     with local_ray(1):
         served = evaluate(dense.url, tmp_path / "served")
         embedded = evaluate(str(TINY), tmp_path / "embedded")
     same = ["problem", "final_text", "outcome", "stop_reason", "num_turns", "num_tokens", "num_sampled"]
     assert served.select(same).equals(embedded.select(same)), "greedy: the same tokens from both engines"
-    assert httpx.get(f"{dense.url}/model_info").json()["weight_version"] == "theirs, 7"
+    assert httpx.get(f"{dense.url}/model_info", timeout=ANSWER_S).json()["weight_version"] == "theirs, 7"
     record = json.loads((tmp_path / "served" / "evaluation.json").read_text())
     assert record["model"] == str(TINY)
     assert record["server"] == {"url": dense.url, "weight_version": "theirs, 7"}

@@ -20,7 +20,7 @@ from agent_rl.weights.base import WeightFile
 from tests.configs import quickstart
 from tests.rollout.engine_conformance import SHORT, Subject, reference_logprobs, reference_model
 from tests.sglang_cpu.conftest import Shared
-from tests.sglang_cpu.servers import CONTEXT, TINY, cpu_config, engine_on, other_weights
+from tests.sglang_cpu.servers import ANSWER_S, CONTEXT, TINY, cpu_config, engine_on, other_weights, wait_until_healthy
 
 LONG = SamplingParams(1.0, max_new_tokens=CONTEXT - 40)
 PROMPT = np.arange(1, 9, dtype=np.int32)
@@ -28,8 +28,12 @@ PROMPT = np.arange(1, 9, dtype=np.int32)
 
 def num_running(url: str) -> int:
     """Requests that the server works on."""
-    loads = httpx.get(f"{url}/v1/loads", timeout=30).json()["loads"]
+    loads = httpx.get(f"{url}/v1/loads", timeout=ANSWER_S).json()["loads"]
     return sum(int(load["num_running_reqs"]) for load in loads)
+
+
+def abort_all(url: str) -> None:
+    httpx.post(f"{url}/abort_request", json={"rid": "", "abort_all": True}, timeout=ANSWER_S).raise_for_status()
 
 
 def test_a_released_request_is_aborted_at_the_server(dense: Shared) -> None:
@@ -58,7 +62,7 @@ def test_what_was_sampled_before_an_abort_is_kept(dense: Shared) -> None:
         task = asyncio.create_task(engine.generate(0, PROMPT, params))
         for _ in range(2):
             await engine.generate(1, PROMPT, SHORT)
-            httpx.post(f"{dense.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=30).raise_for_status()
+            abort_all(dense.url)
         completion = await task
         assert len(completion.token_ids) == params.max_new_tokens
         expected = reference_logprobs(model, PROMPT, completion, 0.7)
@@ -73,7 +77,7 @@ def test_an_abort_keeps_the_routing_whole(moe: Shared) -> None:
         engine = engine_on(moe.url, moe.model, report_routing=True)
         task = asyncio.create_task(engine.generate(0, PROMPT, LONG, routed_from=0))
         await engine.generate(1, PROMPT, SHORT)
-        httpx.post(f"{moe.url}/abort_request", json={"rid": "", "abort_all": True}, timeout=30).raise_for_status()
+        abort_all(moe.url)
         completion = await task
         assert completion.routed_experts is not None
         assert completion.routed_experts.shape == (len(PROMPT) + len(completion.token_ids) - 1, 3, 2)
@@ -112,7 +116,7 @@ def test_a_server_that_lacks_what_a_run_needs_is_refused_before_it_starts(dense:
 
 def sglang_run(**keys: object) -> RunConfig:
     """The quickstart on a server that its worker launches."""
-    config = quickstart("rollout.deadline_s=600")
+    config = quickstart()
     mapping = config.model_dump(mode="json")
     mapping["rollout"]["engine"] = cpu_config(**keys).model_dump(mode="json")
     return RunConfig.model_validate(mapping)
@@ -149,16 +153,18 @@ def test_a_server_killed_in_mid_generation_comes_back_with_its_weights_and_all_e
 
 def test_a_server_that_hangs_is_noticed_and_its_requests_are_failed(moe: Shared) -> None:
     async def body() -> None:
-        engine = engine_on(moe.url, moe.model, hang_deadline_s=5.0, start_deadline_s=60.0)
-        await engine.generate(0, PROMPT, SHORT)
+        engine = engine_on(moe.url, moe.model, hang_deadline_s=5.0)
+        await engine.ready()  # not a request: on a busy machine one that is well might be silent for so long
         task = asyncio.create_task(engine.generate(0, PROMPT, LONG))
-        await asyncio.sleep(0.2)
+        while not engine._rids:
+            await asyncio.sleep(0.01)
         os.killpg(moe.process.process_id, signal.SIGSTOP)
         try:
             with pytest.raises(EngineError, match="hung"):
                 await task
         finally:
             os.killpg(moe.process.process_id, signal.SIGCONT)
+        await asyncio.to_thread(wait_until_healthy, moe.process)
         again = await engine.generate(0, PROMPT, SHORT)  # it answers again, and is given its weights anew
         assert len(again.token_ids) == SHORT.max_new_tokens
         await engine.close()

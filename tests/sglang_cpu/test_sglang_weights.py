@@ -20,7 +20,7 @@ from agent_rl.run import local_ray
 from agent_rl.weights.base import WeightFile, Weights
 from tests.rollout.engine_conformance import SHORT, UPDATES, Subject, prompts_of, reference_logprobs, reference_model
 from tests.sglang_cpu.conftest import Shared
-from tests.sglang_cpu.servers import CONTEXT, engine_on, other_weights
+from tests.sglang_cpu.servers import ANSWER_S, CONTEXT, engine_on, other_weights
 from tests.weights.receivers import Source, channel_of
 
 LONG = SamplingParams(0.7, max_new_tokens=CONTEXT - 40, seed=1)
@@ -165,7 +165,7 @@ def test_tokens_of_weights_that_this_run_did_not_load_are_an_error(dense: Shared
     async def body(engine: SGLangEngine) -> None:
         await engine.generate(0, prompt, SHORT)
         stranger = {"model_path": str(dense.model), "weight_version": "7"}
-        httpx.post(f"{dense.url}/update_weights_from_disk", json=stranger, timeout=60).raise_for_status()
+        httpx.post(f"{dense.url}/update_weights_from_disk", json=stranger, timeout=ANSWER_S).raise_for_status()
         with pytest.raises(EngineError, match="stamped tokens '7'"):
             await engine.generate(0, prompt, SHORT)
 
@@ -177,7 +177,7 @@ def test_a_prefix_cached_under_one_version_is_reused_only_under_it(dense: Shared
     body = {"input_ids": prompt.tolist(), "sampling_params": {"max_new_tokens": 1}}
 
     def cached() -> int:
-        answer = httpx.post(f"{dense.url}/generate", json=body, timeout=60).json()
+        answer = httpx.post(f"{dense.url}/generate", json=body, timeout=ANSWER_S).json()
         return int(answer["meta_info"]["cached_tokens"])
 
     async def update(engine: SGLangEngine) -> None:
@@ -235,7 +235,7 @@ def test_a_server_that_was_lost_is_given_what_is_served(dense: Shared, subject: 
             assert engine._server.client is not None
             engine._server.lose(engine._server.client)
             old = {"model_path": str(dense.model), "weight_version": "none"}
-            httpx.post(f"{dense.url}/update_weights_from_disk", json=old, timeout=60).raise_for_status()
+            httpx.post(f"{dense.url}/update_weights_from_disk", json=old, timeout=ANSWER_S).raise_for_status()
 
         await check_recovery(engine, subject, lose)
 

@@ -53,7 +53,7 @@ def rank_main(rank: int, directory: str) -> None:
     """One of two processes over gloo, each with a part of the vocabulary; results go to `directory`."""
     torch.set_num_threads(1)
     store = f"file://{directory}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=300))
 
     def reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         found = tensor.clone()

@@ -102,7 +102,7 @@ def in_layout(rank: int, directory: Path, name: str, layout: Layout, task: Calla
     if rank >= size:
         return
     store = f"file://{directory}/{name}.store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
     try:
         found = task()
         if rank == 0:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import ray
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from agent_rl import registry
 from agent_rl.registry import PartKind
 from agent_rl.weights.base import Weights
-from agent_rl.weights.transfer.group import GroupMembership
+from agent_rl.weights.transfer import handles
+from agent_rl.weights.transfer.group import Group, GroupMembership
 from agent_rl.weights.transfer.version_store import VersionStore
 
 
@@ -44,9 +46,10 @@ class Source:
     def call_version_store(self, method: str, *arguments: Any) -> Any:
         return getattr(self.version_store, method)(*arguments)
 
-    def sleep(self, seconds: float) -> None:
-        """Be busy, as a trainer is that trains."""
-        time.sleep(seconds)
+    def work(self, until: Path) -> None:
+        """Be busy, as a trainer is that trains, until that file is there."""
+        while not until.exists():
+            time.sleep(0.02)
 
     def process_id(self) -> int:
         return os.getpid()
@@ -65,11 +68,23 @@ class Receiver:
             found |= {name: tensor.double().sum() for name, tensor in tensors.items()}
         return float(sum(found[name] for name in sorted(weights.shapes())))
 
+    async def joined_after(self, weights: Weights, event: Path) -> tuple[float, list[bool]]:
+        """`sum`; and of each group that was joined for it alone, whether the file `event` was there by then."""
+        found: list[bool] = []
+
+        class Joined(Group):
+            def __init__(self, *arguments: Any) -> None:
+                found.append(event.exists())
+                super().__init__(*arguments)
+
+        with mock.patch.object(handles, "Group", Joined):
+            return await self.sum(weights), found
+
     async def group(self) -> str | None:
         return self.membership.group_name
 
 
-def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path, timeout_s: float = 60.0) -> Any:
+def channel_of(kind: str, trainer: Any, num_workers: int, directory: Path, timeout_s: float = 300.0) -> Any:
     own: dict[str, Any] = {"disk": {"directory": str(directory)}, "shared_memory": {}}.get(kind, {"bucket_mb": 0.1})
     own |= {"timeout_s": timeout_s} if kind == "distributed" else {}
     config = PartKind("weights").parse({"type": kind, **own})

@@ -122,13 +122,16 @@ def test_weights_that_went_with_their_trainer_are_said_to_be_lost(engines: list[
 
 
 def test_a_trainer_that_is_busy_is_waited_for(source: Any, engines: list[Any], tmp_path: Path) -> None:
-    """Longer than ranks wait for each other: nobody joins a group before the trainer has begun to send."""
-    channel = channel_of("distributed", source, 2, tmp_path, timeout_s=5.0)
+    """Ranks wait for each other only so long: nobody joins a group before the trainer has begun to send."""
+    channel, free = channel_of("distributed", source, 2, tmp_path), tmp_path / "free"
     ray.get(source.become.remote(2))
     ray.get(channel.publish(2))
     given = channel.weights(2)
-    source.sleep.remote(8.0)
-    assert answers_of(engines, given) == [sum_of(2)] * 2
+    source.work.remote(free)
+    asked = [engine.joined_after.remote(given, free) for engine in engines]
+    assert not ray.wait(asked, timeout=3.0)[0]
+    free.touch()
+    assert ray.get(asked) == [(sum_of(2), [True])] * 2
     channel.close()
 
 
