@@ -12,8 +12,7 @@ from agent_rl.tool_server import ToolServer
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
 
-WHOLE_RUNS = ("test_run.py", "test_lag_zero.py", "test_replay.py", "test_run_cells.py",
-              "test_layouts.py")  # fmt: skip
+WHOLE_RUNS = ("test_run.py", "test_lag_zero.py", "test_replay.py", "test_layouts.py")
 """Files with the longest tests; they run first, so that parallel workers end at about the same time."""
 
 
