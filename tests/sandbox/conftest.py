@@ -145,3 +145,23 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, Box]]]:
     for one, own_box in started:
         own_box.close()
         one.stop()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def backend_server(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("server") / "config.json", {"type": backend, **CONFIG})
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def backend_box(backend_server: Server) -> Iterator[Box]:
+    made = Box(backend_server.url)
+    yield made
+    made.close()
