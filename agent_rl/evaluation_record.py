@@ -51,7 +51,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     """
     sampling = config.eval.sampling or config.rollout.sampling
     rollout = config.rollout.model_dump(mode="json")
-    budget = ("max_tool_turn", "max_turn_tokens", "max_episode_tokens", "max_tool_output_tokens", "deadline_s")
+    tokens = ("max_turn_tokens", "max_episode_tokens", "max_tool_output_tokens")
+    budget = ("max_tool_turn", "max_calls_per_turn", *tokens, "deadline_s")
     return {
         "prompts": config.eval.model_dump(mode="json")["prompts"],
         "num_prompts": config.eval.num_prompts,
