@@ -175,8 +175,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        of_rollout = (self.rollout.engine, self.rollout.tool_format)
-        for part in (self.prompts, *of_rollout, self.reward, self.pipeline, self.trainer, self.weights):
+        for part in registry.part_configs(self):
             part.check_run(self)
         return self
 

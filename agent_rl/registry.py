@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,15 @@ PACKAGES = {
     "trainer": "agent_rl.trainer.engines",
     "weights": "agent_rl.weights",
 }
+
+
+CONFIG_BASES = {
+    "engine": "agent_rl.rollout.engines.base.EngineConfig",
+    "trainer": "agent_rl.trainer.base.TrainerConfig",
+    "pipeline": "agent_rl.pipeline.regimes.base.RegimeConfig",
+    "tool": "pydantic.BaseModel",
+}
+"""What the `Config` of a part of these kinds derives from; of every other kind, `PartConfig`."""
 
 
 class PartConfig(Settings):
@@ -90,6 +100,8 @@ class PartKind:
         if not isinstance(mapping, dict) or not isinstance(mapping.get("type"), str):
             raise ValueError(f"must be a mapping with a `type`; known {self.kind} types: {', '.join(names(self.kind))}")
         model: type[BaseModel] = find(self.kind, mapping["type"]).Config
+        if not issubclass(model, base := _config_base(self.kind)):
+            raise ValueError(f"the Config of {self.kind} {mapping['type']} must derive from {base.__qualname__}")
         return check(model, mapping, f"{self.kind} {mapping['type']}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -100,6 +112,27 @@ class PartKind:
 def build(kind: str, config: Any, *args: Any, **dependencies: Any) -> Any:
     """An instance of the part that `config` (a part's `Config`) describes."""
     return find(kind, config.type)(config, *args, **dependencies)
+
+
+def _config_base(kind: str) -> type[BaseModel]:
+    if kind not in CONFIG_BASES:
+        return PartConfig
+    module, _, name = CONFIG_BASES[kind].rpartition(".")
+    found: type[BaseModel] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def part_configs(value: Any) -> Iterator[PartConfig]:
+    """The configs of all parts in a config, also of those within a part; tools' are not among them."""
+    if isinstance(value, PartConfig):
+        yield value
+    if isinstance(value, BaseModel):
+        value = [getattr(value, name) for name in type(value).model_fields]
+    elif isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from part_configs(item)
 
 
 def _is_part(candidate: object) -> bool:

@@ -58,6 +58,8 @@ def train(config: RunConfig, path: Path, resume: bool, on_row: OnRow, prompts: P
     `checked_prompts`, if the caller has it already. Raises `ValueError` if the run cannot start or go on, with the
     reason, and `StalledError` if the watchdog stops it.
     """
+    if resume:
+        newest_checkpoint(path)  # before the lock makes a directory of a wrong path
     with lock(path):  # before the checkpoint is chosen: another process may be about to write its last one
         checkpoint = newest_checkpoint(path) if resume else None
         if checkpoint:

@@ -114,7 +114,10 @@ class SandboxClient(Sandbox):
 
     def _opened(self, body: dict[str, Any]) -> str:
         """The new session's id; from now on it is kept."""
-        session_id, self._idle_s = str(body["session_id"]), float(body["idle_s"])
+        try:
+            session_id, self._idle_s = str(body["session_id"]), float(body["idle_s"])
+        except KeyError as missing:
+            raise Unavailable(f"the tool server at {self._url} says no {missing}; run it from this version") from None
         self._open_sessions.add(session_id)
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._keep_sessions())

@@ -23,6 +23,12 @@ class PlainTrainer(PartBase):
         pass
 
 
+class RefusesAll(PartBase):
+    class Config(PartConfig):
+        def check_run(self, run: Any) -> None:
+            raise ValueError("no run suits it")
+
+
 class SlowPython(PythonTool):
     """The python tool behind a slow network: weights arrive while episodes wait for it."""
 

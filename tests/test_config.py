@@ -99,6 +99,8 @@ def test_switching_a_part_keeps_only_the_keys_that_the_new_part_has() -> None:
         ),
         (MIXTURE | {"trainer": "tests.parts.PlainTrainer"}, "but trainer tests.parts.PlainTrainer has none"),
         ({"prompts": {}}, "prompts: must be a mapping with a `type`; known prompts types: arithmetic"),
+        ({"trainer": "tests.parts.PlainEngine"}, "the Config of trainer tests.parts.PlainEngine must derive from Tr"),
+        ({"eval": {"prompts": "tests.parts.RefusesAll"}}, "no run suits it"),
         ({"reward": {"type": "no.such.Thing"}}, "'no.such.Thing' cannot be imported"),
         ({"reward": {"type": ".."}}, "reward type '..' is no dotted path"),
         ({"reward": {"type": "function", "path": ".."}}, "'..' is no dotted path"),

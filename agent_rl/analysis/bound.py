@@ -110,7 +110,7 @@ def _audited_rows(run: RecordedRun, mismatch: pl.DataFrame) -> pl.DataFrame:
         pl.col("part") == "total", pl.col("scope").is_in(["turn", "all"]), pl.col("tv").is_not_null()
     )
     if "update" in rows.columns:
-        num_minibatches = read_yaml(run.path / "config.yaml")["trainer"].get("num_minibatches", 1)
+        num_minibatches = (run.config.get("trainer") or {}).get("num_minibatches", 1)
         rows = rows.filter(pl.col("update").fill_null(0) < num_minibatches)
     computed = rows["off_support"].is_not_null()
     return rows.filter(computed) if computed.any() else rows

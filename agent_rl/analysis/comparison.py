@@ -72,12 +72,17 @@ def collapse(rows: Sequence[dict[str, Any]]) -> str | None:
     evals = evaluations(rows)
     if (index := collapse_index([score for _, score in evals])) is not None:
         return f"eval at {evals[index][0]}"
-    steps = [row for row in rows if row.get("wall_s") is not None and not row.get("skipped_empty")]
+    steps = [row for row in rows if row.get("wall_s") is not None and not _was_empty(row)]
     mismatch = [math.nan if row.get("mismatch_mean_abs") is None else row["mismatch_mean_abs"] for row in steps]
     if (index := mismatch_collapse_index(mismatch)) is not None:
         return f"mismatch at {steps[index]['step']}"
     lost = next((row["step"] for row in steps if row.get("skipped_nonfinite") or row.get("loss", 0.0) is None), None)
     return None if lost is None else f"loss at {lost}"
+
+
+def _was_empty(row: dict[str, Any]) -> bool:
+    """Whether every update of a step had nothing to train on."""
+    return bool((row.get("skipped_empty") or 0) >= (row.get("num_updates") or 1))
 
 
 def summary(runs: pl.DataFrame, baseline: str | None, effect: float) -> pl.DataFrame:

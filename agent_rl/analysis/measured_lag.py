@@ -43,7 +43,7 @@ def measured_lag(run: RecordedRun, first_step: int = 0) -> MeasuredLag:
         raise ValueError(
             f"{run.path} has no trained step from step {first_step} on; wait for one or lower --first-step"
         )
-    absent = {*_TRAINING_COLUMNS, *_ROLLOUT_COLUMNS} - {*trained.columns, *rollouts.columns}
+    absent = {*_TRAINING_COLUMNS} - {*trained.columns} | {*_ROLLOUT_COLUMNS} - {*rollouts.columns}
     if absent:
         raise ValueError(
             f"{run.path} has no {', '.join(sorted(absent))} in its facts: it was recorded by another version of "

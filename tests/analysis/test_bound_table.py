@@ -73,6 +73,9 @@ def test_of_several_epochs_only_the_first_counts(tmp_path: Path) -> None:
     low, _ = visited_interval(0.8)
     assert table["low"].to_list()[0] == pytest.approx(low / 4)
     assert bound_over_time(RecordedRun(tmp_path)).rows() == [(0, 0, pytest.approx(0.2)), (0, 1, pytest.approx(0.1))]
+    (tmp_path / "config.yaml").unlink()
+    without = [(0, 0, pytest.approx(0.3)), (0, 1, pytest.approx(0.2))]
+    assert bound_over_time(RecordedRun(tmp_path)).rows() == without, "without its config a run is taken for one update"
 
 
 def test_mass_off_the_kept_set_counts(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_collapse_by_evaluation_by_mismatch_and_by_loss() -> None:
     idle = [{**row, "mismatch_mean_abs": None, "skipped_empty": 1.0} for row in rows([0.5] * 10)]
     calm = [{**row, "mismatch_mean_abs": 0.01} for row in rows([0.5] * 40)]
     assert collapse([*calm[:20], *idle, *calm[20:]]) is None, "a step without spread has no mismatch"
+    halved = [{**row, "skipped_empty": 1.0, "num_updates": 2.0} for row in wild]
+    assert collapse(halved) == "mismatch at 20", "one of two mini-batches had something to train on"
 
 
 def test_runs_without_evaluations_are_listed_without_scores(tmp_path: Path) -> None:
