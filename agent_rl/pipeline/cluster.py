@@ -1,5 +1,6 @@
 """Starts or joins the Ray cluster of a run, and places the trainer and the rollout workers in it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def local_ray(num_actors: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    # The actors are what this process waits for. Ray's own default, 15, leaves them little of a crowded processor.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",  # not a cluster that RAY_ADDRESS or an earlier `ray start` names
         num_cpus=num_actors,
