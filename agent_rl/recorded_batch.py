@@ -11,7 +11,7 @@ from torch import Tensor
 from agent_rl import facts
 from agent_rl.config import RunConfig
 from agent_rl.objective.config import ObjectiveConfig
-from agent_rl.objective.loss import LossOutput, Objective
+from agent_rl.objective.loss import LossOutput, Objective, needs_proximal
 from agent_rl.objective.metrics import step_metrics
 from agent_rl.objective.token_batch import TokenBatch
 from agent_rl.pipeline.run_directory import checkpoint_step, list_checkpoints
@@ -93,7 +93,7 @@ class RecordedBatch:
         """What `candidate` reads and the run has not recorded."""
         if candidate.routing_replay and not self.recorded_routing:
             return "replays routing, and the run recorded none: it was made without routing_replay"
-        if "proximal_logprobs" not in Objective(candidate.objective).needs:
+        if not needs_proximal(candidate.objective):
             return None
         if self.proximal is None:
             return f"needs proximal_logprobs, which the training facts of step {self.step} do not hold for all"

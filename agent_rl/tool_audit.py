@@ -72,7 +72,7 @@ async def _replay(config: RunConfig, sandbox: SandboxClient, episodes: list[list
     renderer = Renderer(config.model.directory, config.rollout.max_tool_output_tokens)
     slots = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
     refusals = (TIME_OVER, too_many_calls(config.rollout.max_calls_per_turn))
-    not_made = {renderer.clip_tool_output(f"Error: {why}") for why in refusals}
+    not_made = {(await answer(ToolCall("", {}, why), {}, renderer)).content for why in refusals}
 
     async def episode(turns: list[dict[str, Any]]) -> Answers:
         async with slots:

@@ -246,8 +246,10 @@ class Objective:
 
 def needs_proximal(config: ObjectiveConfig) -> bool:
     """Whether the objective reads proximal log-probs."""
-    gates: list[Gate] = [registry.build("gate", gate) for gate in config.gates]
-    return "proximal_logprobs" in _own_needs(config).union(*(gate.needs for gate in gates))
+    kinds = [("clip", config.clip), ("surrogate", config.surrogate)]
+    parts = [registry.find(kind, part.type) for kind, part in kinds]  # not built: a clip may read a schedule
+    parts += [registry.build("gate", gate) for gate in config.gates]  # built: what a gate needs hangs on its keys
+    return "proximal_logprobs" in _own_needs(config).union(*(part.needs for part in parts))
 
 
 def _own_needs(config: ObjectiveConfig) -> set[str]:

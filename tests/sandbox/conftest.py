@@ -105,18 +105,23 @@ class Box:
         self.runner.close()
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("server") / "config.json", CONFIG)
+@contextlib.contextmanager
+def running(started: Server) -> Iterator[Server]:
+    """A server that ends well when it is stopped."""
     yield started
     assert started.stop() == 0
 
 
 @pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(Server(tmp_path_factory.mktemp("server") / "config.json", CONFIG)) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
 def box(server: Server) -> Iterator[Box]:
-    made = Box(server.url)
-    yield made
-    made.close()
+    with contextlib.closing(Box(server.url)) as made:
+        yield made
 
 
 def require(backend: str) -> None:
@@ -155,13 +160,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def backend_server(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("server") / "config.json", {"type": backend, **CONFIG})
-    yield started
-    assert started.stop() == 0
+    with running(Server(tmp_path_factory.mktemp("server") / "config.json", {"type": backend, **CONFIG})) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def backend_box(backend_server: Server) -> Iterator[Box]:
-    made = Box(backend_server.url)
-    yield made
-    made.close()
+    with contextlib.closing(Box(backend_server.url)) as made:
+        yield made

@@ -1,6 +1,7 @@
 """What every backend must do alike: what a session does for code that means no harm, and for its end."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from sandbox.base import ExecResult, Reason, SessionLost
 from sandbox.client import SandboxClient
-from tests.sandbox.conftest import Box, Server
+from tests.sandbox.conftest import Box, Server, running
 
 MANY = {"zygote": 64, "docker": 5}
 NETWORK = {
@@ -34,11 +35,9 @@ def hasty(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bo
     """A server whose sessions have little time."""
     path: Path = tmp_path_factory.mktemp("hasty") / "config.json"
     limits = {"wall_s": 1.0, "idle_s": 3.0}
-    started = Server(path, {"type": backend, "max_sessions": 2, "warm_sessions": 0, "limits": limits})
-    made = Box(started.url, open_wait_s=0.0)
-    yield made
-    made.close()
-    assert started.stop() == 0
+    config = {"type": backend, "max_sessions": 2, "warm_sessions": 0, "limits": limits}
+    with running(Server(path, config)) as started, contextlib.closing(Box(started.url, open_wait_s=0.0)) as made:
+        yield made
 
 
 def test_variables_persist_within_a_session_and_only_there(box: Box) -> None:
